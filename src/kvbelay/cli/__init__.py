@@ -1,0 +1,1 @@
+"""The command line; each subcommand imports its room when it runs."""

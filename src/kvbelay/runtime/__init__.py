@@ -1,0 +1,1 @@
+"""The room with threads: runs what the core decides against connectors."""

@@ -1,0 +1,1 @@
+"""For authors of connectors: the conformance kit, fault plans, golden traces, simulated time."""
