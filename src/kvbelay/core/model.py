@@ -111,7 +111,7 @@ class Ticket(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     incarnation: int
     nbytes: int
     digest: bytes | None = None
-    """xxh3_128 of the batch's bytes (16 bytes); None: the source sends it with the data."""
+    """`connectors.spans.digest_pieces` of the batch (16 bytes); None: the source sends it with the data."""
     lease_s: float | None = None
     """None: copied out, the source's blocks were free when ``put`` returned. Else how long the source serves it."""
     locator: bytes = b""
