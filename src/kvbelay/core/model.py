@@ -244,13 +244,18 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class Order(msgspec.Struct, frozen=True):
-    """Ledger to gates: arm, or cancel. A duration, never a time on somebody else's clock."""
+    """Ledger to gates: arm, or cancel. A duration, never a time on somebody else's clock.
+
+    Each gate gets them in the order in which the ledger gave them; one that comes again changes nothing.
+    """
 
     request: str
     side: Side
     child: str
     epoch: int
     within_s: float
+    stop: int = 0
+    """Tokens wanted; 0 where the child cannot say how far it got."""
     cancel: bool = False
 
 
@@ -287,7 +292,8 @@ class Action(msgspec.Struct, frozen=True):
     child: str = ""
     epoch: int = 0
     start: int = 0
-    """START: the watermark; what lies before it needs no transfer."""
+    stop: int = 0
+    """START: tokens [start, stop) are wanted; what lies before ``start`` is there."""
     within_s: float = 0.0
     """START: seconds until the attempt's deadline."""
     outcome: Outcome | None = None

@@ -1,0 +1,159 @@
+"""The error boundary: the one place that catches everything.
+
+Whatever is raised by a connector, a hook, a decoder or our own handling becomes a `Failure` made of our own fields.
+Nothing here raises, whatever the object at hand does when it is looked at; only what the process itself is told
+(KeyboardInterrupt, SystemExit) passes through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, TypeGuard, TypeVar
+
+import msgspec
+
+from kvbelay import errors
+from kvbelay.core.model import Failure
+
+T = TypeVar("T")
+C = TypeVar("C")
+
+CLIP = 400
+"""Most characters of a foreign text that are kept."""
+CHAIN = 8
+"""Most links of an exception chain that are followed."""
+
+
+class Where(msgspec.Struct, frozen=True):
+    """Whose call it was."""
+
+    child: str
+    operation: str
+    request: str = ""
+    epoch: int = 0
+
+
+class Broken(msgspec.Struct, frozen=True):
+    """An attribute that raised when it was read; ``text`` says what."""
+
+    text: str
+
+
+class Absent:
+    """The type of `ABSENT`: the object has no such attribute."""
+
+
+ABSENT: Final = Absent()
+
+
+def call(function: Callable[[], T], where: Where) -> T | Failure:
+    """What the function returns, or a `Failure` that says what it raised."""
+    try:
+        return function()
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as exc:
+        return describe(exc, where)
+
+
+def peek(thing: object, name: str) -> object:
+    """An attribute of a foreign object, read once: its value, `ABSENT`, or `Broken`."""
+    try:
+        return getattr(thing, name, ABSENT)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as exc:
+        return Broken(text_of(exc))
+
+
+def text_of(thing: object) -> str:
+    """``repr``, clipped, of anything: also of an object whose repr raises or returns nonsense."""
+    try:
+        text = repr(thing)
+        clipped = str.__getitem__(text, slice(0, CLIP))
+        return clipped if len(clipped) < CLIP else clipped + "..."
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException:  # its own text could raise again: only the type's name is left
+        return f"<{type_name(thing)} whose repr raises>"
+
+
+def type_name(thing: object) -> str:
+    """The name of an object's type, without asking the object or its metaclass."""
+    return type.__dict__["__name__"].__get__(type(thing))  # type: ignore[no-any-return]
+
+
+def describe(exc: BaseException, where: Where) -> Failure:
+    """A `Failure` for an exception.
+
+    An explicit ``raise ... from cause`` says what the cause was: both stand in ``detail``. An exception that was
+    raised *while another was being handled* hides that other one: the first stands in ``detail``, and what came
+    later in ``handling``.
+    """
+    later: list[str] = []
+    seen = 0
+    first = exc
+    while seen < CHAIN:
+        hidden = _hidden(first)
+        if hidden is None:
+            break
+        later.append(text_of(first))
+        first = hidden
+        seen += 1
+    # Who raises one of our leaves chose it; anything else that hides another exception is a handler that broke.
+    kind, retryable = classify(exc if is_a(exc, errors.KvbelayError) else first)
+    detail = text_of(first)
+    link: BaseException = first
+    for _ in range(CHAIN):
+        cause = peek(link, "__cause__")
+        if not is_a(cause, BaseException):
+            break
+        detail += " from " + text_of(cause)
+        link = cause
+    return Failure(
+        child=where.child,
+        operation=where.operation,
+        request=where.request,
+        epoch=where.epoch,
+        kind=kind,
+        retryable=retryable,
+        detail=detail[: 2 * CLIP],
+        handling=" after ".join(later)[: 2 * CLIP],
+    )
+
+
+def fail(error: errors.KvbelayError, where: Where, *, handling: str = "") -> Failure:
+    """A `Failure` for an error of ours that nobody raised."""
+    return Failure(
+        child=where.child,
+        operation=where.operation,
+        request=where.request,
+        epoch=where.epoch,
+        kind=type(error).__name__,
+        retryable=error.retryable,
+        detail=str(error)[: 2 * CLIP],
+        handling=handling[: 2 * CLIP],
+    )
+
+
+def classify(exc: BaseException) -> tuple[str, bool]:
+    """Name of the leaf that stands for an exception, and whether trying again can help."""
+    cls = type(exc)
+    if issubclass(cls, errors.KvbelayError):
+        return cls.__name__, cls.retryable is True
+    if issubclass(cls, OSError):
+        return errors.TransportError.__name__, errors.TransportError.retryable
+    return errors.ForeignError.__name__, errors.ForeignError.retryable
+
+
+def is_a(thing: object, cls: type[C]) -> TypeGuard[C]:
+    """``isinstance`` by the real type: a foreign ``__class__`` is not asked."""
+    return issubclass(type(thing), cls)
+
+
+def _hidden(exc: BaseException) -> BaseException | None:
+    """The exception that was being handled when this one was raised, unless this one names it as its cause."""
+    if peek(exc, "__suppress_context__") is True or is_a(peek(exc, "__cause__"), BaseException):
+        return None
+    context = peek(exc, "__context__")
+    return context if is_a(context, BaseException) else None

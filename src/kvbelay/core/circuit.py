@@ -1,0 +1,97 @@
+"""A circuit breaker for one child: closed, open, half-open."""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import Enum
+
+import msgspec
+
+
+class CircuitState(Enum):
+    """CLOSED asks the child, OPEN skips it, HALF_OPEN lets one probe decide."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half-open"
+
+
+class CircuitPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """When a circuit opens, and for how long."""
+
+    failures: int = 5
+    """That many failures within ``window_s`` open it."""
+    window_s: float = 10.0
+    pause_s: float = 1.0
+    """How long it stays open; doubles with each probe that fails, up to ``pause_max_s``."""
+    pause_max_s: float = 60.0
+    spent_s: float = float("inf")
+    """Seconds of the engine's step that the child may spend within ``window_s``."""
+
+
+class Circuit:
+    """Told of successes and failures with the time at which they happened, it says whether to ask the child."""
+
+    def __init__(self, policy: CircuitPolicy) -> None:
+        self._policy = policy
+        self._failures: deque[float] = deque(maxlen=max(1, policy.failures))
+        self._spent: deque[tuple[float, float]] = deque()
+        self._spent_sum = 0.0
+        self._open_until: float | None = None
+        self._pause_s = policy.pause_s
+        self._probing = False
+
+    def state(self, now: float) -> CircuitState:
+        """The state at that time."""
+        if self._open_until is None:
+            return CircuitState.CLOSED
+        return CircuitState.OPEN if now < self._open_until else CircuitState.HALF_OPEN
+
+    def admit(self, now: float) -> bool:
+        """Whether an attempt may start. In the half-open state only one may, until it is known how that one ended."""
+        state = self.state(now)
+        if state is CircuitState.HALF_OPEN and not self._probing:
+            self._probing = True
+            return True
+        return state is CircuitState.CLOSED
+
+    def succeeded(self) -> None:
+        """An attempt was answered; a miss is an answer."""
+        self._probing = False
+        if self._open_until is not None:
+            self._open_until = None
+            self._pause_s = self._policy.pause_s
+            self._failures.clear()
+
+    def failed(self, now: float) -> None:
+        """An attempt failed."""
+        if self._open_until is not None:
+            if self._probing or now >= self._open_until:
+                self._probing = False
+                self._pause_s = min(self._pause_s * 2, self._policy.pause_max_s)
+                self._open_until = now + self._pause_s
+            return
+        self._failures.append(now)
+        if len(self._failures) == self._failures.maxlen and now - self._failures[0] <= self._policy.window_s:
+            self.trip(now)
+
+    def abandoned(self) -> None:
+        """An attempt ended without saying anything about the child, such as by cancellation."""
+        self._probing = False
+
+    def spent(self, seconds: float, now: float) -> None:
+        """The child took that long inside the engine's step."""
+        self._spent.append((now, seconds))
+        self._spent_sum += seconds
+        while self._spent[0][0] < now - self._policy.window_s:
+            self._spent_sum -= self._spent.popleft()[1]
+        if self._spent_sum > self._policy.spent_s and self._open_until is None:
+            self._spent.clear()
+            self._spent_sum = 0.0
+            self.trip(now)
+
+    def trip(self, now: float) -> None:
+        """Open it at once."""
+        self._open_until = now + self._pause_s
+        self._failures.clear()
+        self._probing = False
