@@ -57,19 +57,17 @@ class Circuit:
 
     def succeeded(self) -> None:
         """An attempt was answered; a miss is an answer."""
-        self._probing = False
-        if self._open_until is not None:
+        if self._probing:  # while it is open, the probe alone decides
+            self._probing = False
             self._open_until = None
             self._pause_s = self._policy.pause_s
-            self._failures.clear()
 
     def failed(self, now: float) -> None:
         """An attempt failed."""
+        if self._probing:
+            self._pause_s = min(self._pause_s * 2, self._policy.pause_max_s)
+            self.trip(now)
         if self._open_until is not None:
-            if self._probing or now >= self._open_until:
-                self._probing = False
-                self._pause_s = min(self._pause_s * 2, self._policy.pause_max_s)
-                self._open_until = now + self._pause_s
             return
         self._failures.append(now)
         if len(self._failures) == self._failures.maxlen and now - self._failures[0] <= self._policy.window_s:

@@ -8,31 +8,14 @@ what is armed; whatever does not fit is swallowed, and counted by child and reas
 from __future__ import annotations
 
 from collections import Counter
-from enum import Enum
 
 import msgspec
 
 from kvbelay import errors
 from kvbelay.core.boundary import Where, fail
-from kvbelay.core.model import Failure, Kind, Leg, Order, Report, Side
+from kvbelay.core.model import Failure, Kind, Leg, Order, Report, Side, Swallow
 from kvbelay.core.table import Move, When, pick, step
 from kvbelay.core.timers import NEVER, Timers
-
-
-class Swallow(Enum):
-    """Why a completion changed nothing."""
-
-    LATE = "late"
-    """It speaks of an attempt that is over and gone."""
-    UNKNOWN_REQUEST = "unknown request"
-    """It names no attempt, and nothing is expected of the child for this request: late, or a phantom."""
-    DUPLICATE = "duplicate"
-    """It says again what is known."""
-    STALE_EPOCH = "stale epoch"
-    """It belongs to an earlier attempt than the one in progress."""
-    NEVER_BEGUN = "never begun"
-    """Nobody ordered what it speaks of."""
-    UNKNOWN_CHILD = "unknown child"
 
 
 class _Latch(msgspec.Struct, weakref=True):
@@ -132,11 +115,12 @@ class Gate:
         order, before = latch.order, latch.state
 
         def choose(moves: tuple[Move, ...]) -> Move:
-            if moves[0].when is not When.WHOLE:  # a gate has no policy: its attempt is over, the ledger decides on more
-                return pick(moves, When.ONWARD)
-            if leased:
+            if kind is Kind.LANDED and leased:
                 return pick(moves, When.LEASED)
-            return pick(moves, When.SHORT if 0 < stop < order.stop else When.WHOLE)
+            if kind is Kind.LANDED and 0 < stop < order.stop:
+                return pick(moves, When.SHORT)
+            # A gate has no policy: its attempt is over, and the ledger decides on another.
+            return pick(moves, When.WHOLE, When.ONWARD)
 
         move = step(latch, kind, choose)
         if move is None or (before is not Leg.ACTIVE and move.to is before):
@@ -155,7 +139,7 @@ class Gate:
             epoch=order.epoch,
             rank=self.rank,
             kind=kind,
-            stop=stop if stop else order.stop if kind is Kind.LANDED else 0,
+            stop=stop or (order.stop if kind is Kind.LANDED else 0),
             leased=leased,
             failure=failure,
         )

@@ -153,7 +153,7 @@ class Leg(Enum):
 
 
 class Kind(Enum):
-    """What can happen. BEGIN concerns a request, all others one leg."""
+    """What can happen. BEGIN concerns a request, all others reach its legs."""
 
     BEGIN = "begin"
     LANDED = "landed"
@@ -169,6 +169,22 @@ class Kind(Enum):
     CANCEL = "cancel"
     LOST = "lost"
     """The child was removed or is dead."""
+
+
+class Swallow(Enum):
+    """Why a completion changed nothing."""
+
+    LATE = "late"
+    """It speaks of an attempt that is over and gone."""
+    UNKNOWN_REQUEST = "unknown request"
+    """It names no attempt, and nothing is expected of the child for this request: late, or a phantom."""
+    DUPLICATE = "duplicate"
+    """It says again what is known."""
+    STALE_EPOCH = "stale epoch"
+    """It belongs to an earlier attempt than the one in progress."""
+    NEVER_BEGUN = "never begun"
+    """Nobody ordered what it speaks of."""
+    UNKNOWN_CHILD = "unknown child"
 
 
 class Result(Enum):
@@ -202,25 +218,20 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class Event(msgspec.Struct, frozen=True):
-    """Something that happened to a request (BEGIN) or to one leg of it."""
+    """What the host says: BEGIN or CANCEL of a request in one direction, or LOST of a child. (Ranks send `Report`s.)"""
 
     kind: Kind
-    side: Side
-    request: str
+    side: Side = Side.LOAD
+    request: str = ""
     child: str = ""
-    epoch: int = 0
-    """Of the attempt it speaks of; ledger-wide and growing, so that an old one is known to be late."""
-    stop: int = 0
-    """LANDED: tokens [0, stop) are good in all layers. BEGIN: tokens wanted."""
-    start: int = 0
-    """BEGIN: tokens [0, start) are already there."""
+    """LOST: the child that was removed or is dead."""
     plan: tuple[str, ...] = ()
     """BEGIN: the children; a load tries them one after another, a save goes to all."""
+    start: int = 0
+    stop: int = 0
+    """BEGIN: tokens [start, stop) are wanted; what lies before ``start`` is there."""
     within_s: float = 0.0
     """BEGIN: seconds until the request's deadline in this direction."""
-    leased: bool = False
-    """LANDED of a save: readers may use the source's blocks until the leg is DRAINED."""
-    failure: Failure | None = None
 
 
 class Outcome(msgspec.Struct, frozen=True):

@@ -64,7 +64,7 @@ TABLE: dict[Leg, dict[Kind, tuple[Move, ...]]] = {
         Kind.LOST: _ABORT,
     },
     Leg.DRAINING: {
-        Kind.LANDED: _POLICY,
+        Kind.LANDED: (*_POLICY, Move(Leg.DRAINING, when=When.SHORT), Move(Leg.DRAINING, when=When.LEASED)),
         Kind.MISSED: _POLICY,
         Kind.FAILED: _POLICY,
         Kind.BROKEN: _STAY_DRAINING,
@@ -74,7 +74,11 @@ TABLE: dict[Leg, dict[Kind, tuple[Move, ...]]] = {
         Kind.LOST: _STAY_DRAINING,
     },
     Leg.HELD: {
-        Kind.LANDED: _END,
+        Kind.LANDED: (
+            Move(Leg.DONE, when=When.WHOLE),
+            Move(Leg.HELD, when=When.SHORT),
+            Move(Leg.HELD, when=When.LEASED),
+        ),
         Kind.MISSED: _END,
         Kind.FAILED: _END,
         Kind.BROKEN: (Move(Leg.HELD),),
@@ -106,6 +110,6 @@ def step(leg: HasState, kind: Kind, choose: Callable[[tuple[Move, ...]], Move]) 
     return move
 
 
-def pick(moves: tuple[Move, ...], when: When) -> Move:
-    """The move of a cell that applies under ``when``."""
-    return next(move for move in moves if move.when is when)
+def pick(moves: tuple[Move, ...], *answers: When) -> Move:
+    """The move of a cell that applies: the first whose condition is among the answers."""
+    return next(move for move in moves if move.when in answers)

@@ -1,0 +1,390 @@
+"""The ledger: one writer, one record a request, the owner of policy, circuits and budget.
+
+Events and reports in, actions out; the time is an argument. What it costs to handle one does not grow with the number
+of live requests.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from kvbelay import errors
+from kvbelay.core.boundary import Where, fail
+from kvbelay.core.budget import Budget
+from kvbelay.core.children import Children, Status
+from kvbelay.core.model import Action, Do, Event, Failure, Kind, Leg, Outcome, Report, Result, Side, Swallow
+from kvbelay.core.policy import Policy, again
+from kvbelay.core.records import LegRecord, Record, Said, Tally, Track
+from kvbelay.core.table import LIVE, Move, When, pick, step
+from kvbelay.core.timers import NEVER, Timers
+
+_CLEAN = frozenset({Kind.LANDED, Kind.MISSED})
+
+
+class Ledger:
+    """Decides for all requests of one engine.
+
+    Parameters
+    ----------
+    policy
+        Bounds and fallbacks.
+    ranks
+        How many gates report on each attempt.
+    random
+        Numbers in [0, 1) for the jitter of backoffs.
+    """
+
+    def __init__(self, policy: Policy, *, ranks: int = 1, random: Callable[[], float] = lambda: 0.5) -> None:
+        self.policy = policy
+        self.swallowed: Counter[tuple[str, Swallow]] = Counter()
+        self.children = Children(policy)
+        self._ranks = ranks
+        self._random = random
+        self._records: dict[str, Record] = {}
+        self._timers: Timers[LegRecord | Track] = Timers()
+        self._budget = Budget(policy.budget.tokens_per_s, policy.budget.burst)
+        self._epoch = 0
+
+    def __len__(self) -> int:
+        """Requests of which something is left."""
+        return len(self._records)
+
+    def add(self, name: str, *, epochs: bool = True, unavailable: Failure | None = None) -> None:
+        """Know a child from now on; ``unavailable`` is why it did not start. A removed one may come back."""
+        self.children.add(name, epochs=epochs, unavailable=unavailable)
+
+    def drain(self, name: str) -> None:
+        """Give the child no new transfers; those in flight go on."""
+        self.children[name].status = Status.DRAINING
+
+    def busy(self, request: str, side: Side) -> bool:
+        """Whether the request's outcome in this direction is still to come."""
+        track = self._track(request, side)
+        return track is not None and not track.told
+
+    def handle(self, event: Event | Report, now: float) -> tuple[Action, ...]:
+        """What has to be done because of what happened at ``now`` (seconds, any origin, never going back)."""
+        out: list[Action] = []
+        if isinstance(event, Report):
+            self._hear(event, now, out)
+        elif event.kind is Kind.BEGIN:
+            self._begin(event, now, out)
+        elif event.kind is Kind.CANCEL:
+            self._cancel(event.request, event.side, now, out)
+        elif event.kind is Kind.LOST:
+            self._lose(event.child, now, out)
+        return tuple(out)
+
+    def due(self) -> float | None:
+        """When `expire` has something to do."""
+        return self._timers.due()
+
+    def expire(self, now: float, limit: int = 1000) -> tuple[Action, ...]:
+        """Act on at most ``limit`` timers whose time has come."""
+        out: list[Action] = []
+        for _ in range(limit):
+            owner = self._timers.pop(now)
+            if owner is None:
+                break
+            if isinstance(owner, Track):
+                self._settle(owner, now, out)
+            else:
+                self._apply(owner, Said(Kind.DUE), now, out)
+                self._settle(owner.track, now, out)
+        return tuple(out)
+
+    def _begin(self, event: Event, now: float, out: list[Action]) -> None:
+        record = self._records.setdefault(event.request, Record())
+        before = record.load if event.side is Side.LOAD else record.save
+        if before is not None and not before.told:
+            self.swallowed["", Swallow.DUPLICATE] += 1
+            return
+        plan = tuple(dict.fromkeys(event.plan))
+        if event.side is Side.LOAD:
+            plan = tuple(name for name in plan if name not in record.tainted)
+        track = Track(
+            request=event.request,
+            side=event.side,
+            plan=plan,
+            goal=event.stop,
+            watermark=event.start,
+            began_at=now,
+            ends_at=now + event.within_s,
+        )
+        if before is not None:  # told, but blocks of it are still held: a second transfer could meet the first
+            error = errors.RequestBusy("an earlier transfer of this request still holds blocks")
+            track.failures.append(fail(error, _where(LegRecord(track, ""))))
+            track.result = self.policy.fallback if event.side is Side.LOAD else Result.FAILED
+            self._tell(track, now, out)
+            return
+        if event.side is Side.LOAD:
+            record.load = track
+            if event.start >= event.stop:
+                track.result = Result.LOADED
+        else:
+            record.save = track
+            track.legs = [LegRecord(track, name) for name in plan]
+            for leg in track.legs:
+                self._apply(leg, Said(Kind.DUE), now, out)
+        self._settle(track, now, out)
+
+    def _cancel(self, request: str, side: Side, now: float, out: list[Action]) -> None:
+        record = self._records.get(request)
+        if record is None:
+            return
+        if side is Side.LOAD:
+            record.tainted = ()  # the request is over: nothing of it will be loaded again
+        track = record.load if side is Side.LOAD else record.save
+        if track is not None and not track.told:
+            track.result = Result.CANCELLED
+            self._close(track, now, out)
+            self._settle(track, now, out)
+        self._forget(request, record)
+
+    def _lose(self, name: str, now: float, out: list[Action]) -> None:
+        if name not in self.children:
+            return
+        self.children.remove(name)
+        for record in list(self._records.values()):
+            for track in (record.load, record.save):
+                for leg in track.legs if track else ():
+                    if leg.child == name and leg.state is not Leg.HELD:
+                        self._apply(leg, Said(Kind.LOST), now, out)
+                        self._settle(leg.track, now, out)
+
+    def _hear(self, report: Report, now: float, out: list[Action]) -> None:
+        track = self._track(report.request, report.side)
+        legs = track.legs if track is not None else ()
+        leg = next((leg for leg in legs if leg.child == report.child), None)
+        if leg is None or leg.epoch != report.epoch:
+            self._swallow(report, leg)
+            return
+        said: Said | None
+        if leg.tally is not None:
+            said = leg.tally.add(report, leg.track.goal)
+        else:
+            said = Said(report.kind, report.stop, report.leased, report.failure)
+        if said is None:
+            return
+        if self._apply(leg, said, now, out):
+            self._settle(leg.track, now, out)
+        else:
+            self._swallow(report, leg)
+
+    def _swallow(self, report: Report, leg: LegRecord | None) -> None:
+        if leg is not None and leg.epoch == report.epoch:
+            reason = Swallow.DUPLICATE
+        elif report.child not in self.children:
+            self.swallowed["?", Swallow.UNKNOWN_CHILD] += 1
+            return
+        elif not 0 < report.epoch <= self._epoch:
+            reason = Swallow.NEVER_BEGUN
+        else:
+            reason = Swallow.LATE if leg is None else Swallow.STALE_EPOCH
+        self.swallowed[report.child, reason] += 1
+
+    def _apply(self, leg: LegRecord, said: Said, now: float, out: list[Action]) -> bool:
+        """Take a leg through the table and do what the move asks for. False: swallowed."""
+        track, before = leg.track, leg.state
+        if before is Leg.ACTIVE and said.kind not in _CLEAN and said.kind is not Kind.CANCEL:
+            self._blame(leg, said, now)
+        move = step(leg, said.kind, lambda moves: self._choose(leg, said, moves, now))
+        if move is None:
+            return False
+        if said.kind is Kind.LANDED and before is Leg.ACTIVE:
+            track.watermark = max(track.watermark, min(said.stop, track.goal))
+            leg.landed = move.to is not Leg.ACTIVE
+            leg.leased = move.when is When.LEASED
+        if move.to is not before:
+            if before is Leg.ACTIVE:
+                self._ended(leg, said, now)
+            if move.to is Leg.ACTIVE or before is not Leg.WAITING:
+                self.children.moved(leg.child, before, move.to, leased=leg.leased)
+            self._enter(leg, move, now, out)
+        if before is Leg.HELD and move.to is Leg.DONE and all(other.state is not Leg.HELD for other in track.legs):
+            out.append(Action(Do.RELEASE, track.request, track.side, leg.child, leg.epoch))
+        return True
+
+    def _choose(self, leg: LegRecord, said: Said, moves: tuple[Move, ...], now: float) -> Move:
+        """Answer the question that a cell of the table asks."""
+        track = leg.track
+        if moves[0].when is When.ADMITTED:
+            refusal = self._refusal(leg, now)
+            if refusal is not None:
+                track.failures.append(refusal)
+            return pick(moves, When.ADMITTED if refusal is None else When.REFUSED)
+        if said.kind is Kind.LANDED and said.leased and track.side is Side.SAVE:
+            return pick(moves, When.LEASED)
+        if said.kind is Kind.LANDED and said.stop < track.goal:
+            return pick(moves, When.SHORT)
+        if moves[0].when is When.WHOLE:
+            return moves[0]
+        wait_s = self._wait(leg, now)
+        leg.wait_s = wait_s or 0.0
+        return pick(moves, When.ONWARD if wait_s is None else When.AGAIN)
+
+    def _enter(self, leg: LegRecord, move: Move, now: float, out: list[Action]) -> None:
+        """Set the timer of the new state and emit its action."""
+        track = leg.track
+        start = stop = 0
+        within_s = 0.0
+        due_at = NEVER
+        if move.to is Leg.ACTIVE:
+            self._epoch += 1
+            leg.epoch = self._epoch
+            leg.attempts += 1
+            leg.cause = None
+            leg.tally = Tally(self._ranks) if self._ranks > 1 else None
+            track.attempts += 1
+            start, stop = track.watermark, track.goal
+            within_s = min(self.policy.attempt_s, track.ends_at - now)
+            due_at = now + within_s
+        elif move.to is Leg.DRAINING:
+            due_at = now + self.policy.drain_s
+        elif move.to is Leg.WAITING:
+            due_at = now + leg.wait_s
+        self._timers.set(leg, due_at)
+        if move.do is not None:
+            out.append(Action(move.do, track.request, track.side, leg.child, leg.epoch, start, stop, within_s))
+
+    def _blame(self, leg: LegRecord, said: Said, now: float) -> None:
+        """Note why the attempt failed."""
+        leg.cause = said.failure or _unsaid(leg, said.kind, now)
+        leg.track.failed += 1
+        leg.track.failures.append(leg.cause)
+
+    def _ended(self, leg: LegRecord, said: Said, now: float) -> None:
+        """An attempt has left ACTIVE: what that means for the child's circuit, and for a second load."""
+        self.children.ended(leg.child, said.kind, leg.cause, now)
+        record = self._records[leg.track.request]
+        if leg.track.side is Side.LOAD and said.kind not in _CLEAN and not self.children[leg.child].epochs:
+            record.tainted = tuple({*record.tainted, leg.child})
+
+    def _refusal(self, leg: LegRecord, now: float) -> Failure | None:
+        """Why the child gets no attempt now."""
+        if leg.track.ends_at <= now:
+            return fail(errors.DeadlineExceeded("no time is left for another attempt"), _where(leg))
+        return self.children.refusal(_where(leg), now)
+
+    def _wait(self, leg: LegRecord, now: float) -> float | None:
+        """Seconds until the same child is tried again; None: not again."""
+        track, child = leg.track, self.children.get(leg.child)
+        if track.result is not None or child is None or child.status is not Status.READY:
+            return None
+        return again(
+            self.policy,
+            leg.cause,
+            with_child=leg.attempts,
+            in_all=track.failed,
+            left_s=track.ends_at - now,
+            epochs=child.epochs,
+            jitter=self._random(),
+        )
+
+    def _settle(self, track: Track, now: float, out: list[Action]) -> None:
+        """Decide on the track if that can be done, tell it if nobody is at its blocks, delete it if it is over."""
+        if track.result is None:
+            self._decide(track, now, out)
+        if track.result is None:
+            return
+        if not track.told:
+            if track.result is not Result.LOADED and any(leg.state in LIVE for leg in track.legs):
+                return
+            self._tell(track, now, out)
+        if track.told and all(leg.state is Leg.DONE for leg in track.legs):
+            record = self._records.get(track.request)
+            if record is None:
+                return
+            if track.side is Side.LOAD and record.load is track:
+                record.load = None
+            elif record.save is track:
+                record.save = None
+            self._forget(track.request, record)
+
+    def _decide(self, track: Track, now: float, out: list[Action]) -> None:
+        if track.side is Side.SAVE:
+            if not track.legs:
+                error = errors.ChildUnavailable("no child takes part in this save")
+                track.failures.append(fail(error, _where(LegRecord(track, ""))))
+            if all(leg.state in {Leg.DONE, Leg.HELD} for leg in track.legs):
+                landed = [leg.child for leg in track.legs if leg.landed]
+                track.winner = landed[0] if landed else ""
+                track.result = Result.SAVED if landed else Result.FAILED
+            return
+        while True:
+            leg = track.legs[0] if track.legs else None
+            if leg is not None and leg.landed:
+                track.winner = leg.child
+                track.result = Result.LOADED
+                return
+            if leg is not None and leg.state is not Leg.DONE:
+                if leg.state is Leg.HELD:  # nothing else may write into blocks that are held
+                    track.result = self.policy.fallback
+                return
+            if track.next == len(track.plan) or track.failed >= self.policy.attempts:
+                track.result = self.policy.fallback if track.failures else Result.MISSED
+                return
+            track.legs = [LegRecord(track, track.plan[track.next])]
+            track.next += 1
+            self._apply(track.legs[0], Said(Kind.DUE), now, out)
+
+    def _close(self, track: Track, now: float, out: list[Action]) -> None:
+        """Nothing more is wanted of the track's legs."""
+        self._timers.set(track, NEVER)
+        for leg in track.legs:
+            if leg.state in {Leg.WAITING, Leg.ACTIVE}:
+                self._apply(leg, Said(Kind.CANCEL), now, out)
+
+    def _tell(self, track: Track, now: float, out: list[Action]) -> None:
+        result = track.result
+        if result is Result.RECOMPUTE and not track.paid:
+            budget = self.policy.budget
+            wait_s = self._budget.take(track.goal - track.watermark, now, at_most_s=budget.wait_s)
+            if wait_s is None:
+                result = track.result = budget.on_exhausted
+            else:
+                track.paid = True
+                if wait_s > 0:
+                    self._timers.set(track, now + wait_s)
+                    return
+        elif track.due_at != NEVER:  # the budget has not let it go yet
+            return
+        track.told = True
+        outcome = Outcome(
+            result=result or Result.FAILED,
+            request=track.request,
+            side=track.side,
+            watermark=track.watermark,
+            held=any(leg.state is Leg.HELD for leg in track.legs),
+            failures=tuple(track.failures),
+            attempts=track.attempts,
+            elapsed_s=now - track.began_at,
+            child=track.winner,
+        )
+        out.append(Action(Do.TELL, track.request, track.side, outcome=outcome))
+
+    def _track(self, request: str, side: Side) -> Track | None:
+        record = self._records.get(request)
+        if record is None:
+            return None
+        return record.load if side is Side.LOAD else record.save
+
+    def _forget(self, request: str, record: Record) -> None:
+        if record.load is None and record.save is None and not record.tainted:
+            self._records.pop(request, None)
+
+
+def _where(leg: LegRecord) -> Where:
+    operation = "get" if leg.track.side is Side.LOAD else "put"
+    return Where(child=leg.child, operation=operation, request=leg.track.request, epoch=leg.epoch)
+
+
+def _unsaid(leg: LegRecord, kind: Kind, now: float) -> Failure:
+    """The failure of an attempt that ended without naming one."""
+    error: errors.KvbelayError = errors.SaidNothing("the attempt ended without saying how")
+    if kind is Kind.DUE:
+        error = errors.DeadlineExceeded(f"not done {now - leg.track.began_at:.3g} s after the request began")
+    elif kind is Kind.LOST:
+        error = errors.ChildUnavailable("it was removed in mid-transfer")
+    return fail(error, _where(leg))

@@ -1,0 +1,132 @@
+"""What the ledger remembers: one record a request, one track a direction, one leg a child that takes part."""
+
+from __future__ import annotations
+
+import msgspec
+
+from kvbelay.core.model import Failure, Kind, Leg, Report, Result, Side
+from kvbelay.core.timers import NEVER
+
+
+class Track(msgspec.Struct):
+    """A request in one direction. Its phase follows from ``result``, ``told`` and the legs."""
+
+    request: str
+    side: Side
+    plan: tuple[str, ...]
+    goal: int
+    watermark: int
+    began_at: float
+    ends_at: float
+    legs: list[LegRecord] = []
+    """A load's current leg; all legs of a save."""
+    next: int = 0
+    """How many children of a load's plan were taken."""
+    attempts: int = 0
+    failed: int = 0
+    failures: list[Failure] = []
+    result: Result | None = None
+    told: bool = False
+    paid: bool = False
+    """The recompute budget was charged."""
+    winner: str = ""
+    due_at: float = NEVER
+    """When the budget lets the outcome go."""
+
+
+class LegRecord(msgspec.Struct):
+    """One child's part in a track."""
+
+    track: Track
+    child: str
+    state: Leg = Leg.WAITING
+    due_at: float = NEVER
+    epoch: int = 0
+    attempts: int = 0
+    wait_s: float = 0.0
+    """Backoff before the next attempt."""
+    cause: Failure | None = None
+    """Why the attempt in progress failed, while it drains."""
+    landed: bool = False
+    leased: bool = False
+    tally: Tally | None = None
+
+
+class Record(msgspec.Struct):
+    """A request. It is deleted when both directions are told and released."""
+
+    load: Track | None = None
+    save: Track | None = None
+    tainted: tuple[str, ...] = ()
+    """Children without epochs whose load of this request did not end cleanly: what they still say of it could be
+    taken for a second load, so they get none."""
+
+
+class Said(msgspec.Struct, frozen=True):
+    """What all ranks together say of a leg."""
+
+    kind: Kind
+    stop: int = 0
+    leased: bool = False
+    failure: Failure | None = None
+
+
+class Tally(msgspec.Struct):
+    """Merges what the ranks say of one attempt: good when all are, bad when one is, drained when all are."""
+
+    ranks: int
+    first: dict[int, Report] = {}
+    """What each rank settled on."""
+    progress: dict[int, int] = {}
+    drained: set[int] = set()
+    told: Kind | None = None
+
+    def add(self, report: Report, goal: int) -> Said | None:
+        """Take one rank's report. None: it said nothing new, or the others are still to come."""
+        rank = report.rank
+        if rank in self.drained or not 0 <= rank < self.ranks:
+            return None
+        self.progress[rank] = max(self.progress.get(rank, 0), report.stop)
+        if rank in self.first:
+            if report.kind is not Kind.DRAINED:
+                return None
+            self.drained.add(rank)
+        elif report.kind is Kind.LANDED and not report.leased and report.stop < goal:
+            return self._progress()
+        else:
+            self.first[rank] = report
+            if report.kind is not Kind.BROKEN and not report.leased:
+                self.drained.add(rank)
+        return self._all_drained() if len(self.drained) == self.ranks else self._some_pending()
+
+    def _progress(self) -> Said | None:
+        stop = self._stop()
+        return Said(Kind.LANDED, stop=stop) if stop else None
+
+    def _stop(self) -> int:
+        return min(self.progress.values()) if len(self.progress) == self.ranks else 0
+
+    def _some_pending(self) -> Said | None:
+        bad = self._first_of(Kind.FAILED, Kind.BROKEN, Kind.DRAINED)
+        if bad is not None and self.told is None:
+            self.told = Kind.BROKEN
+            return Said(Kind.BROKEN, failure=bad.failure)
+        all_landed = len(self.first) == self.ranks and all(r.kind is Kind.LANDED for r in self.first.values())
+        if all_landed and self.told is None:
+            self.told = Kind.LANDED
+            return Said(Kind.LANDED, stop=self._stop(), leased=True)
+        return None
+
+    def _all_drained(self) -> Said:
+        if self.told is Kind.LANDED:
+            return Said(Kind.DRAINED)
+        bad = self._first_of(Kind.FAILED, Kind.BROKEN)
+        if bad is not None:
+            return Said(Kind.FAILED, failure=bad.failure)
+        for kind in (Kind.DRAINED, Kind.MISSED):
+            if self._first_of(kind) is not None:
+                return Said(kind)
+        return Said(Kind.LANDED, stop=self._stop())
+
+    def _first_of(self, *kinds: Kind) -> Report | None:
+        return next((report for report in self.first.values() if report.kind in kinds), None)
