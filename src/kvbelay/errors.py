@@ -86,6 +86,12 @@ class RequestBusy(KvbelayError):
     fault = Fault.CALLER
 
 
+class CacheFull(KvbelayError):
+    """The engine's KV cache has fewer blocks free than the sequence needs."""
+
+    fault = Fault.CALLER
+
+
 class Closed(KvbelayError):
     """The connector or the layer was closed before the call, or while it ran."""
 
