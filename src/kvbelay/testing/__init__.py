@@ -1,1 +1,7 @@
 """For authors of connectors: the conformance kit, fault plans, golden traces, simulated time."""
+
+from kvbelay.testing.conformance import ConnectorConformance
+from kvbelay.testing.conformance.bench import Nonconforming
+from kvbelay.testing.conformance.capabilities import CopiesOut, Evicts, GivesLeases, HasPeer
+
+__all__ = ["ConnectorConformance", "CopiesOut", "Evicts", "GivesLeases", "HasPeer", "Nonconforming"]
