@@ -50,14 +50,6 @@ class Ledger:
         """Requests of which something is left."""
         return len(self._records)
 
-    def add(self, name: str, *, epochs: bool = True, unavailable: Failure | None = None) -> None:
-        """Know a child from now on; ``unavailable`` is why it did not start. A removed one may come back."""
-        self.children.add(name, epochs=epochs, unavailable=unavailable)
-
-    def drain(self, name: str) -> None:
-        """Give the child no new transfers; those in flight go on."""
-        self.children[name].status = Status.DRAINING
-
     def busy(self, request: str, side: Side) -> bool:
         """Whether the request's outcome in this direction is still to come."""
         track = self._track(request, side)
@@ -100,18 +92,9 @@ class Ledger:
         if before is not None and not before.told:
             self.swallowed["", Swallow.DUPLICATE] += 1
             return
-        plan = tuple(dict.fromkeys(event.plan))
-        if event.side is Side.LOAD:
-            plan = tuple(name for name in plan if name not in record.tainted)
-        track = Track(
-            request=event.request,
-            side=event.side,
-            plan=plan,
-            goal=event.stop,
-            watermark=event.start,
-            began_at=now,
-            ends_at=now + event.within_s,
-        )
+        spared = record.tainted if event.side is Side.LOAD else ()
+        plan = tuple(name for name in dict.fromkeys(event.plan) if name not in spared)
+        track = Track(event.request, event.side, plan, event.stop, event.start, now, now + event.within_s)
         if before is not None:  # told, but blocks of it are still held: a second transfer could meet the first
             error = errors.RequestBusy("an earlier transfer of this request still holds blocks")
             track.failures.append(fail(error, _where(LegRecord(track, ""))))
@@ -120,13 +103,14 @@ class Ledger:
             return
         if event.side is Side.LOAD:
             record.load = track
+            track.legs = [LegRecord(track, name, bystander=True) for name in event.bystanders if name not in plan]
             if event.start >= event.stop:
                 track.result = Result.LOADED
         else:
             record.save = track
             track.legs = [LegRecord(track, name) for name in plan]
-            for leg in track.legs:
-                self._apply(leg, Said(Kind.DUE), now, out)
+        for leg in track.legs:
+            self._apply(leg, Said(Kind.DUE), now, out)
         self._settle(track, now, out)
 
     def _cancel(self, request: str, side: Side, now: float, out: list[Action]) -> None:
@@ -160,11 +144,9 @@ class Ledger:
         if leg is None or leg.epoch != report.epoch:
             self._swallow(report, leg)
             return
-        said: Said | None
+        said: Said | None = Said(report.kind, report.stop, report.leased, report.failure)
         if leg.tally is not None:
             said = leg.tally.add(report, leg.track.goal)
-        else:
-            said = Said(report.kind, report.stop, report.leased, report.failure)
         if said is None:
             return
         if self._apply(leg, said, now, out):
@@ -176,39 +158,38 @@ class Ledger:
         if leg is not None and leg.epoch == report.epoch:
             reason = Swallow.DUPLICATE
         elif report.child not in self.children:
-            self.swallowed["?", Swallow.UNKNOWN_CHILD] += 1
-            return
+            reason = Swallow.UNKNOWN_CHILD
         elif not 0 < report.epoch <= self._epoch:
             reason = Swallow.NEVER_BEGUN
         else:
             reason = Swallow.LATE if leg is None else Swallow.STALE_EPOCH
-        self.swallowed[report.child, reason] += 1
+        self.swallowed["?" if reason is Swallow.UNKNOWN_CHILD else report.child, reason] += 1
 
     def _apply(self, leg: LegRecord, said: Said, now: float, out: list[Action]) -> bool:
         """Take a leg through the table and do what the move asks for. False: swallowed."""
         track, before = leg.track, leg.state
-        if before is Leg.ACTIVE and said.kind not in _CLEAN and said.kind is not Kind.CANCEL:
+        if before is Leg.ACTIVE and said.kind not in _CLEAN and said.kind is not Kind.CANCEL and not leg.bystander:
             self._blame(leg, said, now)
         move = step(leg, said.kind, lambda moves: self._choose(leg, said, moves, now))
         if move is None:
             return False
-        if said.kind is Kind.LANDED and before is Leg.ACTIVE:
+        if said.kind is Kind.LANDED and before is Leg.ACTIVE and not leg.bystander:
             track.watermark = max(track.watermark, min(said.stop, track.goal))
             leg.landed = move.to is not Leg.ACTIVE
             leg.leased = move.when is When.LEASED
         if move.to is not before:
-            if before is Leg.ACTIVE:
+            if before is Leg.ACTIVE and not leg.bystander:
                 self._ended(leg, said, now)
             if move.to is Leg.ACTIVE or before is not Leg.WAITING:
                 self.children.moved(leg.child, before, move.to, leased=leg.leased)
             self._enter(leg, move, now, out)
-        if before is Leg.HELD and move.to is Leg.DONE and all(other.state is not Leg.HELD for other in track.legs):
-            out.append(Action(Do.RELEASE, track.request, track.side, leg.child, leg.epoch))
         return True
 
     def _choose(self, leg: LegRecord, said: Said, moves: tuple[Move, ...], now: float) -> Move:
         """Answer the question that a cell of the table asks."""
         track = leg.track
+        if moves[0].when is When.ADMITTED and leg.bystander:
+            return pick(moves, When.BYSTANDER if leg.child in self.children else When.REFUSED)
         if moves[0].when is When.ADMITTED:
             refusal = self._refusal(leg, now)
             if refusal is not None:
@@ -236,7 +217,7 @@ class Ledger:
             leg.attempts += 1
             leg.cause = None
             leg.tally = Tally(self._ranks) if self._ranks > 1 else None
-            track.attempts += 1
+            track.attempts += not leg.bystander
             start, stop = track.watermark, track.goal
             within_s = min(self.policy.attempt_s, track.ends_at - now)
             due_at = now + within_s
@@ -257,9 +238,12 @@ class Ledger:
     def _ended(self, leg: LegRecord, said: Said, now: float) -> None:
         """An attempt has left ACTIVE: what that means for the child's circuit, and for a second load."""
         self.children.ended(leg.child, said.kind, leg.cause, now)
-        record = self._records[leg.track.request]
-        if leg.track.side is Side.LOAD and said.kind not in _CLEAN and not self.children[leg.child].epochs:
-            record.tainted = tuple({*record.tainted, leg.child})
+        track = leg.track
+        if track.side is Side.SAVE or said.kind in _CLEAN or track.result is Result.CANCELLED:
+            return
+        record = self._records[track.request]
+        if not self.children[leg.child].epochs and leg.child not in record.tainted:
+            record.tainted += (leg.child,)
 
     def _refusal(self, leg: LegRecord, now: float) -> Failure | None:
         """Why the child gets no attempt now."""
@@ -270,7 +254,7 @@ class Ledger:
     def _wait(self, leg: LegRecord, now: float) -> float | None:
         """Seconds until the same child is tried again; None: not again."""
         track, child = leg.track, self.children.get(leg.child)
-        if track.result is not None or child is None or child.status is not Status.READY:
+        if leg.bystander or track.result is not None or child is None or child.status is not Status.READY:
             return None
         return again(
             self.policy,
@@ -286,21 +270,18 @@ class Ledger:
         """Decide on the track if that can be done, tell it if nobody is at its blocks, delete it if it is over."""
         if track.result is None:
             self._decide(track, now, out)
-        if track.result is None:
-            return
+            if track.result is None:
+                return
+            if track.result is not Result.LOADED:
+                self._close(track, now, out)
         if not track.told:
             if track.result is not Result.LOADED and any(leg.state in LIVE for leg in track.legs):
                 return
             self._tell(track, now, out)
         if track.told and all(leg.state is Leg.DONE for leg in track.legs):
-            record = self._records.get(track.request)
-            if record is None:
-                return
-            if track.side is Side.LOAD and record.load is track:
-                record.load = None
-            elif record.save is track:
-                record.save = None
-            self._forget(track.request, record)
+            if track.held:
+                out.append(Action(Do.RELEASE, track.request, track.side))
+            self._drop(track)
 
     def _decide(self, track: Track, now: float, out: list[Action]) -> None:
         if track.side is Side.SAVE:
@@ -313,7 +294,7 @@ class Ledger:
                 track.result = Result.SAVED if landed else Result.FAILED
             return
         while True:
-            leg = track.legs[0] if track.legs else None
+            leg = next((leg for leg in track.legs if not leg.bystander), None)
             if leg is not None and leg.landed:
                 track.winner = leg.child
                 track.result = Result.LOADED
@@ -325,9 +306,10 @@ class Ledger:
             if track.next == len(track.plan) or track.failed >= self.policy.attempts:
                 track.result = self.policy.fallback if track.failures else Result.MISSED
                 return
-            track.legs = [LegRecord(track, track.plan[track.next])]
+            leg = LegRecord(track, track.plan[track.next])
+            track.legs = [leg, *(other for other in track.legs if other.bystander)]
             track.next += 1
-            self._apply(track.legs[0], Said(Kind.DUE), now, out)
+            self._apply(leg, Said(Kind.DUE), now, out)
 
     def _close(self, track: Track, now: float, out: list[Action]) -> None:
         """Nothing more is wanted of the track's legs."""
@@ -351,12 +333,13 @@ class Ledger:
         elif track.due_at != NEVER:  # the budget has not let it go yet
             return
         track.told = True
+        track.held = any(leg.state is not Leg.DONE for leg in track.legs)
         outcome = Outcome(
             result=result or Result.FAILED,
             request=track.request,
             side=track.side,
             watermark=track.watermark,
-            held=any(leg.state is Leg.HELD for leg in track.legs),
+            held=track.held,
             failures=tuple(track.failures),
             attempts=track.attempts,
             elapsed_s=now - track.began_at,
@@ -369,6 +352,16 @@ class Ledger:
         if record is None:
             return None
         return record.load if side is Side.LOAD else record.save
+
+    def _drop(self, track: Track) -> None:
+        record = self._records.get(track.request)
+        if record is None:
+            return
+        if record.load is track:
+            record.load = None
+        elif record.save is track:
+            record.save = None
+        self._forget(track.request, record)
 
     def _forget(self, request: str, record: Record) -> None:
         if record.load is None and record.save is None and not record.tainted:

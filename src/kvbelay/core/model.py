@@ -227,6 +227,8 @@ class Event(msgspec.Struct, frozen=True):
     """LOST: the child that was removed or is dead."""
     plan: tuple[str, ...] = ()
     """BEGIN: the children; a load tries them one after another, a save goes to all."""
+    bystanders: tuple[str, ...] = ()
+    """BEGIN of a load: children that were not chosen and are known to touch the blocks all the same."""
     start: int = 0
     stop: int = 0
     """BEGIN: tokens [start, stop) are wanted; what lies before ``start`` is there."""
@@ -288,10 +290,14 @@ class Do(Enum):
     """What whoever drives the ledger has to do."""
 
     START = "start"
+    WATCH = "watch"
+    """Listen to the child, without asking it for anything."""
     ABORT = "abort"
     TELL = "tell"
     HOLD = "hold"
+    """The leg's end could not be confirmed, or readers have a lease."""
     RELEASE = "release"
+    """Nobody touches the blocks any more that an outcome said were held. Once for each such outcome."""
 
 
 class Action(msgspec.Struct, frozen=True):

@@ -19,7 +19,7 @@ class Track(msgspec.Struct):
     began_at: float
     ends_at: float
     legs: list[LegRecord] = []
-    """A load's current leg; all legs of a save."""
+    """A load's current leg and its bystanders; all legs of a save."""
     next: int = 0
     """How many children of a load's plan were taken."""
     attempts: int = 0
@@ -27,6 +27,8 @@ class Track(msgspec.Struct):
     failures: list[Failure] = []
     result: Result | None = None
     told: bool = False
+    held: bool = False
+    """The outcome said that blocks are held, so their release has to be told too."""
     paid: bool = False
     """The recompute budget was charged."""
     winner: str = ""
@@ -39,6 +41,7 @@ class LegRecord(msgspec.Struct):
 
     track: Track
     child: str
+    bystander: bool = False
     state: Leg = Leg.WAITING
     due_at: float = NEVER
     epoch: int = 0

@@ -22,6 +22,8 @@ class When(Enum):
     ADMITTED = "admitted"
     REFUSED = "refused"
     """Its circuit is open, its quarantine is full, it is not there, or no time is left."""
+    BYSTANDER = "bystander"
+    """It was not asked, and is known to act all the same."""
     WHOLE = "whole"
     SHORT = "short of the end"
     LEASED = "on lease"
@@ -45,7 +47,11 @@ _END = (Move(Leg.DONE),)
 
 TABLE: dict[Leg, dict[Kind, tuple[Move, ...]]] = {
     Leg.WAITING: {
-        Kind.DUE: (Move(Leg.ACTIVE, Do.START, When.ADMITTED), Move(Leg.DONE, when=When.REFUSED)),
+        Kind.DUE: (
+            Move(Leg.ACTIVE, Do.START, When.ADMITTED),
+            Move(Leg.DONE, when=When.REFUSED),
+            Move(Leg.ACTIVE, Do.WATCH, When.BYSTANDER),
+        ),
         Kind.CANCEL: _END,
         Kind.LOST: _END,
     },
