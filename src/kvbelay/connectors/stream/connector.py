@@ -1,0 +1,278 @@
+"""The connector: what the port's calls mean on a stream."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Annotated, ClassVar, TypeVar
+
+import msgspec
+
+from kvbelay.connectors.port import Deadline
+from kvbelay.connectors.spans import batch_nbytes, chunked, combine, digest_chunk, pieces
+from kvbelay.connectors.stream.fetch import fetch, stripes_for
+from kvbelay.connectors.stream.frames import (
+    ANSWER,
+    MAX_IDS,
+    MAX_STRIPES,
+    Answer,
+    Done,
+    Found,
+    Hello,
+    Lookup,
+    Ping,
+    Refused,
+    Release,
+    Request,
+    error_of,
+    locator_of,
+    number_of,
+)
+from kvbelay.connectors.stream.link import Link
+from kvbelay.connectors.stream.pool import Pool
+from kvbelay.connectors.stream.server import Server
+from kvbelay.connectors.stream.shelf import Shelf
+from kvbelay.connectors.stream.sockets import Address, Listener, parse
+from kvbelay.core.model import BatchId, BatchResult, Fingerprint, Miss, Ticket, TransferBatch
+from kvbelay.errors import (
+    Closed,
+    ConfigError,
+    FingerprintMismatch,
+    InvalidBatch,
+    KvbelayError,
+    PeerLost,
+    ProtocolViolation,
+)
+
+CREW = 16
+"""Most threads that receive second and further stripes; where none is free, the caller's own does it."""
+
+A = TypeVar("A", Done, Found)
+
+
+class StreamConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the configuration may say. An address is ``unix:///path`` or, on loopback only, ``tcp://127.0.0.1:port``."""
+
+    listen: str | None = None
+    """Where this side serves what it has put; port 0: the system chooses. None: it only reads."""
+    peers: tuple[str, ...] = ()
+    """Whom `lookup` and `probe` ask."""
+    connections: Annotated[int, msgspec.Meta(ge=1, le=MAX_STRIPES)] = 2
+    """Over how many connections one batch is striped."""
+    lease_s: Annotated[float, msgspec.Meta(gt=0)] = 30.0
+    """How long a batch that was put is served, from the source's own memory, if nobody lets go of it before."""
+    max_clients: Annotated[int, msgspec.Meta(ge=1)] = 64
+    """Most connections, hence threads, that it serves at a time."""
+    max_published: Annotated[int, msgspec.Meta(ge=1)] = 65_536
+    """Most batches that it serves at a time."""
+
+
+class _Source:
+    """What a connector that listens has besides."""
+
+    def __init__(self, listener: Listener, hello: Hello, config: StreamConfig, child: str) -> None:
+        self.address = listener.address
+        self.shelf = Shelf(
+            child=child,
+            peer=str(listener.address),
+            incarnation=hello.incarnation,
+            limit=config.max_published,
+            lease_s=config.lease_s,
+        )
+        self.server = Server(listener, self.shelf, hello, child=child, max_clients=config.max_clients)
+
+    def close(self) -> None:
+        self.shelf.close()
+        self.server.close()
+
+
+class StreamConnector:
+    """One open connector. See `kvbelay.connectors.port.Connector` and `kvbelay.connectors.port.Publishes`.
+
+    The caller's own threads write into destination blocks, so a `get` that has ended writes no more.
+    """
+
+    def __init__(self, config: StreamConfig, *, child: str, fingerprint: Fingerprint) -> None:
+        self._connections = config.connections
+        self._child = child
+        self._fingerprint = fingerprint.digest()
+        self._peers = tuple(parse(text, field=f"peers[{index}]") for index, text in enumerate(config.peers))
+        hello = Hello(fingerprint, secrets.randbits(63))
+        self._incarnation = hello.incarnation
+        self._closed = threading.Event()
+        self._source: _Source | None = None
+        if config.listen is not None:
+            listener = Listener(parse(config.listen, field="listen"), field="listen")
+            self._source = _Source(listener, hello, config, child)
+        self._pool = Pool(hello)
+        self._crew = ThreadPoolExecutor(CREW, thread_name_prefix=f"kvbelay {child} stripe")
+
+    @property
+    def address(self) -> str | None:
+        """Where it serves, with the port that the system chose; None: it only reads."""
+        return None if self._source is None else str(self._source.address)
+
+    def lookup(self, ids: Sequence[BatchId], within: Deadline) -> Sequence[Ticket]:
+        """See the port. The first peer that has the first of them answers for all; that one of them cannot be asked
+        is an error only if no other has it.
+        """
+        first: KvbelayError | None = None
+        with self._named("lookup"):
+            for peer in self._peers if ids else ():
+                within.remaining_s()
+                try:
+                    tickets = self._lookup(peer, ids, within)
+                except KvbelayError as exc:  # what ends the call, not the peer, is raised again at the next turn
+                    first = first or exc
+                    continue
+                if tickets:
+                    return tickets
+            if first is not None:
+                raise first
+        return ()
+
+    def put(self, batch: TransferBatch, within: Deadline) -> Ticket:
+        with self._named("put", batch.request):
+            within.remaining_s()
+            source = self._own()
+            self._check(batch.id)
+            chunks = chunked(pieces(batch.spans))
+            digests: list[bytes] = []
+            for chunk in chunks:
+                within.remaining_s()
+                digests.append(digest_chunk(chunk))
+            return source.shelf.publish(batch.id, batch_nbytes(batch), combine(digests), chunks)
+
+    def get(self, batch: TransferBatch, ticket: Ticket, within: Deadline) -> BatchResult | Miss:
+        with self._named("get", batch.request):
+            within.remaining_s()
+            nbytes = batch_nbytes(batch)
+            if batch.id != ticket.batch or nbytes != ticket.nbytes:
+                msg = f"the ticket names another batch than the destination, or other than {nbytes} bytes of it"
+                raise InvalidBatch(msg, remedy="load into a batch of the same id and size")
+            views = pieces(batch.spans, writable=True)
+            count = stripes_for(nbytes, self._connections)
+            ask = within.remaining_s
+            with self._pool.borrow(_issuer(ticket), count, ask, incarnation=ticket.incarnation) as links:
+                self._check(batch.id)  # after the peer's greeting, which may name the field that differs
+                landed = fetch(links, ticket, views, ask=ask, crew=self._crew)
+        return BatchResult(nbytes=nbytes, source_digest=ticket.digest, landed_digest=landed)
+
+    def release(self, ticket: Ticket, within: Deadline) -> None:
+        """See the port. The source withdraws what it put, and stops those that still read it. Raises `PeerLost` if
+        the source of another's ticket cannot be told: its lease ends then by itself.
+        """
+        with self._named("release"):
+            number = number_of(ticket)
+            if self._source is not None and ticket.incarnation == self._incarnation:
+                self._source.shelf.end(number, cut=True)
+                return
+            with self._pool.borrow(_issuer(ticket), 1, within.remaining_s) as (link,):
+                if link.incarnation == ticket.incarnation:  # else it went with the process that issued it
+                    _call(link, Release(number), Done, within)
+
+    def released(self, within: Deadline) -> Sequence[Ticket]:
+        with self._named("released"):
+            return self._own().shelf.released(within)
+
+    def probe(self, within: Deadline) -> None:
+        """A round trip to each peer; a connector that only listens asks itself."""
+        with self._named("probe"):
+            own = () if self._source is None else (self._source.address,)
+            for peer in self._peers or own:
+                with self._pool.borrow(peer, 1, within.remaining_s) as (link,):
+                    _call(link, Ping(), Done, within)
+
+    def close(self) -> None:
+        self._closed.set()
+        self._pool.close()
+        if self._source is not None:
+            self._source.close()
+        self._crew.shutdown()
+
+    def _lookup(self, peer: Address, ids: Sequence[BatchId], within: Deadline) -> list[Ticket]:
+        tickets: list[Ticket] = []
+        with self._pool.borrow(peer, 1, within.remaining_s) as (link,):
+            for start in range(0, len(ids), MAX_IDS):
+                part = tuple(ids[start : start + MAX_IDS])
+                offers = _call(link, Lookup(part), Found, within).offers
+                if len(offers) > len(part):
+                    msg = f"{peer} found {len(offers)} of {len(part)} batches"
+                    raise ProtocolViolation(msg)
+                tickets += [
+                    Ticket(
+                        child=self._child,
+                        batch=key,
+                        peer=str(peer),
+                        incarnation=link.incarnation,
+                        nbytes=offer.nbytes,
+                        digest=offer.digest,
+                        lease_s=offer.lease_s,
+                        locator=locator_of(offer.ticket),
+                    )
+                    for key, offer in zip(part[: len(offers)], offers, strict=True)
+                ]
+                if len(offers) < len(part):
+                    break
+        return tickets
+
+    def _own(self) -> _Source:
+        if self._source is None:
+            raise ConfigError("this connector only reads", field="listen", remedy="give it an address to listen on")
+        return self._source
+
+    def _check(self, batch: BatchId) -> None:
+        if batch.fingerprint != self._fingerprint:
+            msg = "the batch holds KV of another model or layout than the connector"
+            raise FingerprintMismatch(msg, remedy="open the connector with the fingerprint of its batches")
+
+    @contextlib.contextmanager
+    def _named(self, operation: str, request: str = "") -> Iterator[None]:
+        """Errors say where they happened, and that the connector was closed where that is why."""
+        where = {"child": self._child, "operation": operation, "request": request}
+        try:
+            if self._closed.is_set():
+                raise Closed("the connector is closed")
+            yield
+        except KvbelayError as exc:
+            if isinstance(exc, PeerLost) and self._closed.is_set():
+                raise Closed("the connector was closed", **where) from exc
+            for name, value in where.items():
+                setattr(exc, name, getattr(exc, name) or value)
+            raise
+
+
+class StreamBackend:
+    """How the registry opens it."""
+
+    Config: ClassVar[type[msgspec.Struct]] = StreamConfig
+    digest_in_pass: ClassVar[bool] = True
+
+    def open(self, config: StreamConfig, *, child: str, fingerprint: Fingerprint) -> StreamConnector:
+        """Open it. Raises `ConfigError` if an address is none, is not on loopback, or is in use."""
+        return StreamConnector(config, child=child, fingerprint=fingerprint)
+
+
+BACKEND = StreamBackend()
+
+
+def _issuer(ticket: Ticket) -> Address:
+    try:
+        return parse(ticket.peer, field="peer")
+    except ConfigError as exc:
+        msg = f"the ticket's peer cannot be asked: {exc.what}"
+        raise ProtocolViolation(msg, remedy="give each ticket to the connector that its child names") from exc
+
+
+def _call(link: Link, request: Request, expected: type[A], within: Deadline) -> A:
+    link.send(request, within.remaining_s)
+    answer: Answer = link.receive(ANSWER, within.remaining_s)
+    if isinstance(answer, Refused):
+        raise error_of(answer, link.peer)
+    if not isinstance(answer, expected):
+        msg = f"{link.peer} answered a {type(request).__name__} with {type(answer).__name__}"
+        raise ProtocolViolation(msg)
+    return answer

@@ -1,0 +1,112 @@
+"""One connection: messages and bytes both ways, in slices, so that whoever waits can be told to stop.
+
+``ask`` is what a wait ends by: it is called at least every `SLICE_S` seconds, and raises when it is time to stop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from typing import TypeAlias, TypeVar
+
+import msgspec
+
+from kvbelay.connectors.stream.frames import HEADER, Answer, Request, decode, encode, message_nbytes
+from kvbelay.errors import PeerLost
+
+IOV_MAX = 1024
+"""Most buffers that Linux takes in one sendmsg or recvmsg."""
+
+Ask: TypeAlias = Callable[[], object]
+T = TypeVar("T")
+
+
+class Link:
+    """A tuned socket (see `sockets.tune`), used by one thread at a time; `shutdown` may come from any thread.
+
+    Every method that moves bytes raises `PeerLost` when the connection is broken, and what ``ask`` raises.
+    """
+
+    def __init__(self, sock: socket.socket, peer: str) -> None:
+        self.peer = peer
+        self.incarnation = 0
+        """Of the peer, once it has said hello."""
+        self._sock = sock
+        self._lock = threading.Lock()
+
+    def send(self, message: Request | Answer, ask: Ask) -> None:
+        """One message."""
+        self.send_views([memoryview(encode(message))], ask)
+
+    def receive(self, decoder: msgspec.msgpack.Decoder[T], ask: Ask) -> T:
+        """One message of those that the decoder knows; raises `ProtocolViolation` or `UnknownShape` for others."""
+        header = bytearray(HEADER.size)
+        self.receive_views([memoryview(header)], ask)
+        body = bytearray(message_nbytes(header, self.peer))
+        if body:
+            self.receive_views([memoryview(body)], ask)
+        return decode(body, decoder, self.peer)
+
+    def send_views(self, views: Sequence[memoryview], ask: Ask) -> None:
+        """All bytes of the views. Once it has returned or raised, the views are no longer read."""
+        rest = list(views)
+        while rest:
+            ask()
+            try:
+                sent = self._sock.sendmsg(rest[:IOV_MAX], (), socket.MSG_NOSIGNAL)
+            except BlockingIOError:
+                continue
+            except OSError as exc:
+                raise self._lost(exc) from exc
+            _drop(rest, sent)
+
+    def receive_views(self, views: Sequence[memoryview], ask: Ask) -> None:
+        """Fill the views. Once it has returned or raised, nothing is written into them any more."""
+        rest = list(views)
+        while rest:
+            ask()
+            try:
+                received = self._sock.recvmsg_into(rest[:IOV_MAX], 0, socket.MSG_WAITALL)[0]
+            except BlockingIOError:
+                continue
+            except OSError as exc:
+                raise self._lost(exc) from exc
+            if not received:
+                msg = f"{self.peer} closed the connection"
+                raise PeerLost(msg, remedy="see whether it still runs")
+            _drop(rest, received)
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Whether there is something to read (also: the end), now or within the time; None waits for ever."""
+        poller = select.poll()
+        poller.register(self._sock, select.POLLIN)
+        return bool(poller.poll(None if timeout_s is None else timeout_s * 1000))
+
+    def shutdown(self) -> None:
+        """End the connection both ways; whoever sends or receives on it stops at once."""
+        with self._lock, contextlib.suppress(OSError):  # the peer may have ended it, or we ourselves
+            self._sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Give the descriptor back. Idempotent."""
+        with self._lock:
+            self._sock.close()
+
+    def _lost(self, exc: OSError) -> PeerLost:
+        return PeerLost(f"connection to {self.peer} broken: {exc.strerror}", remedy="see whether it still runs")
+
+
+def _drop(views: list[memoryview], nbytes: int) -> None:
+    """Take the first ``nbytes`` bytes off the views."""
+    whole = 0
+    for view in views:
+        if nbytes < len(view):
+            break
+        nbytes -= len(view)
+        whole += 1
+    del views[:whole]
+    if nbytes:
+        views[0] = views[0][nbytes:]

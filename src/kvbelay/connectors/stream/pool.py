@@ -1,0 +1,125 @@
+"""The reading side's connections: greeted, kept for the next call, replaced when their peer is gone."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+from kvbelay.connectors.stream.frames import ANSWER, Hello, Refused, error_of
+from kvbelay.connectors.stream.link import Ask, Link
+from kvbelay.connectors.stream.sockets import Address, dial
+from kvbelay.errors import Closed, FingerprintMismatch, PeerLost, PeerRestarted, ProtocolViolation
+
+MAX_IDLE = 32
+"""Most connections that are kept for later, all peers together; the longest idle go first."""
+CLOSE_S = 5.0
+"""How long `Pool.close` waits for calls that it has cut off; they end at once, unless the machine stands still."""
+
+
+class Pool:
+    """Connections by peer. Safe from any thread.
+
+    Parameters
+    ----------
+    hello
+        What each connection says first.
+    """
+
+    def __init__(self, hello: Hello) -> None:
+        self._hello = hello
+        self._changed = threading.Condition()
+        self._idle: list[tuple[Address, Link]] = []
+        self._busy: set[Link] = set()
+        self._closed = False
+
+    @contextlib.contextmanager
+    def borrow(self, peer: Address, count: int, ask: Ask, *, incarnation: int | None = None) -> Iterator[list[Link]]:
+        """``count`` connections to the peer, for as long as the block runs; if it raises, they are closed.
+
+        Raises `PeerLost` if the peer cannot be reached, `PeerRestarted` if it is not the ``incarnation`` asked for,
+        `FingerprintMismatch` if it holds KV of another model, `Closed` when the pool is closed.
+        """
+        links: list[Link] = []
+        clean = False
+        try:
+            while len(links) < count:
+                links.append(self._take(peer, incarnation) or self._connect(peer, ask))
+                if incarnation not in (None, links[-1].incarnation):
+                    msg = f"{peer} is not the process that issued the ticket any more"
+                    raise PeerRestarted(msg, remedy="ask the new one, or recompute")
+            yield links
+            clean = True
+        finally:
+            self._give_back(peer, links, keep=clean)
+
+    def close(self) -> None:
+        """Close what is idle, cut off what is in use and wait for its users. Idempotent."""
+        with self._changed:
+            self._closed = True
+            for _, link in self._idle:
+                link.close()
+            self._idle.clear()
+            for link in self._busy:
+                link.shutdown()
+            self._changed.wait_for(lambda: not self._busy, CLOSE_S)
+
+    def _take(self, peer: Address, incarnation: int | None) -> Link | None:
+        """An idle connection that still stands. Those that do not are closed, whoever's they are."""
+        with self._changed:
+            if self._closed:
+                raise Closed("the connector is closed")
+            kept: list[tuple[Address, Link]] = []
+            found: Link | None = None
+            for address, link in reversed(self._idle):
+                if link.wait(0):  # nothing is due on it: its end, or a peer that breaks the protocol
+                    link.close()
+                elif found is None and address == peer and incarnation in (None, link.incarnation):
+                    found = link
+                    self._busy.add(link)
+                else:
+                    kept.append((address, link))
+            self._idle = kept[::-1]
+            return found
+
+    def _connect(self, peer: Address, ask: Ask) -> Link:
+        link = Link(dial(peer, ask), str(peer))
+        with self._changed:
+            self._busy.add(link)
+            if self._closed:  # since `_take`: `close` has not seen this one
+                link.shutdown()
+        try:
+            self._greet(link, ask)
+        except BaseException:
+            self._give_back(peer, [link], keep=False)
+            raise
+        return link
+
+    def _greet(self, link: Link, ask: Ask) -> None:
+        with contextlib.suppress(PeerLost):  # what it said before it hung up tells more
+            link.send(self._hello, ask)
+        answer = link.receive(ANSWER, ask)
+        if isinstance(answer, Refused):
+            raise error_of(answer, link.peer)
+        if not isinstance(answer, Hello):
+            msg = f"{link.peer} answered a greeting with {type(answer).__name__}"
+            raise ProtocolViolation(msg)
+        field = self._hello.fingerprint.difference(answer.fingerprint)
+        if field is not None:
+            msg = f"{link.peer} holds KV of another model or layout: {field} differs"
+            raise FingerprintMismatch(msg, field=field, remedy="run the same model and layout on both sides")
+        link.incarnation = answer.incarnation
+
+    def _give_back(self, peer: Address, links: list[Link], *, keep: bool) -> None:
+        with self._changed:
+            keep = keep and not self._closed
+            for link in links:
+                self._busy.discard(link)
+                if keep:
+                    self._idle.append((peer, link))
+                else:
+                    link.close()
+            for _, link in self._idle[:-MAX_IDLE]:
+                link.close()
+            del self._idle[:-MAX_IDLE]
+            self._changed.notify_all()
