@@ -29,7 +29,9 @@ ROOMS = {
     "kvbelay.core": Room(("kvbelay.errors",)),
     "kvbelay.connectors": Room(("kvbelay.core", "kvbelay.errors", *PORT)),
     "kvbelay.connectors.spans": Room(("kvbelay.core", "kvbelay.errors"), ("xxhash",)),
-    "kvbelay.connectors.faulty": Room(("kvbelay.core", "kvbelay.errors", *PORT, "kvbelay.connectors.wrapper")),
+    "kvbelay.connectors.faulty": Room(
+        ("kvbelay.core", "kvbelay.errors", *PORT, "kvbelay.connectors.wrapper", "kvbelay.connectors.registry")
+    ),
     "kvbelay.connectors.staged": Room(
         ("kvbelay.core", "kvbelay.errors", *PORT, "kvbelay.connectors.wrapper", "kvbelay.connectors.arena")
     ),

@@ -213,3 +213,6 @@ class MemoryBackend:
     def open(self, config: MemoryConfig, *, child: str, fingerprint: Fingerprint) -> MemoryConnector:
         """Open a connector to the store that ``config`` names. Raises `ConfigError` if it is open with another size."""
         return MemoryConnector(_named(config), child=child, fingerprint=fingerprint)
+
+
+BACKEND = MemoryBackend()

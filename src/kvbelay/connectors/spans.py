@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable
 
 import xxhash
@@ -35,6 +36,17 @@ def pieces(spans: Iterable[BlockSpan], *, writable: bool = False) -> list[memory
             raise InvalidBatch(msg, remedy="check the span's offsets and piece size")
         views.extend(region[offset : offset + nbytes] for offset in span.offsets)
     return views
+
+
+def packed(batch: TransferBatch, region: memoryview) -> TransferBatch:
+    """The same transfer, its pieces in ``region`` one after the other; the region has at least `batch_nbytes` bytes."""
+    spans: list[BlockSpan] = []
+    start = 0
+    for span in batch.spans:
+        stop = start + len(span.offsets) * span.nbytes
+        spans.append(BlockSpan(region, array("Q", range(start, stop, span.nbytes)), span.nbytes))
+        start = stop
+    return TransferBatch(id=batch.id, request=batch.request, epoch=batch.epoch, spans=tuple(spans))
 
 
 def chunked(views: Iterable[memoryview]) -> list[list[memoryview]]:
