@@ -71,6 +71,10 @@ class Children:
             child.live, child.held = before.live, before.held
         self._known[name] = child
 
+    def drain(self, name: str) -> None:
+        """Give the child no new transfers; those in flight go on."""
+        self._known[name].status = Status.DRAINING
+
     def remove(self, name: str) -> None:
         """No child any more. Its record goes when nothing of it is in flight or held."""
         child = self._known[name]

@@ -180,6 +180,8 @@ class Swallow(Enum):
     """It names no attempt, and nothing is expected of the child for this request: late, or a phantom."""
     DUPLICATE = "duplicate"
     """It says again what is known."""
+    EARLY = "early"
+    """It speaks of a call that has not come back yet; the call's return is what counts."""
     STALE_EPOCH = "stale epoch"
     """It belongs to an earlier attempt than the one in progress."""
     NEVER_BEGUN = "never begun"

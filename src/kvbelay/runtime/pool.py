@@ -1,0 +1,65 @@
+"""A bounded set of daemon threads for one child.
+
+The standard library's executor joins its threads when the interpreter exits, so one hung call of a connector would
+keep the process alive; these do not.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+Task = Callable[[], None]
+
+
+class Pool:
+    """Runs tasks in order of arrival on at most ``size`` threads, started when needed. Tasks must not raise."""
+
+    def __init__(self, name: str, size: int) -> None:
+        self.size = size
+        self._name = name
+        self._tasks: deque[Task] = deque()
+        self._threads: list[threading.Thread] = []
+        self._idle = 0
+        self._closed = False
+        self._wake = threading.Condition()
+
+    def submit(self, task: Task) -> None:
+        """Run the task as soon as a thread is free; never blocks. After `close` the task is dropped."""
+        with self._wake:
+            if self._closed:
+                return
+            self._tasks.append(task)
+            if self._idle >= len(self._tasks):
+                self._wake.notify()
+            elif len(self._threads) < self.size:
+                thread = threading.Thread(target=self._work, name=f"{self._name}-{len(self._threads)}", daemon=True)
+                self._threads.append(thread)
+                thread.start()
+
+    def close(self, within_s: float) -> int:
+        """Drop what waits, let what runs end, and join. Returns how many threads are still stuck in a task."""
+        with self._wake:
+            self._closed = True
+            self._tasks.clear()
+            self._wake.notify_all()
+        ends_at = time.monotonic() + within_s
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, ends_at - time.monotonic()))
+        return sum(thread.is_alive() and thread is not threading.current_thread() for thread in self._threads)
+
+    def _work(self) -> None:
+        while True:
+            with self._wake:
+                self._idle += 1
+                while not self._tasks and not self._closed:
+                    self._wake.wait()
+                self._idle -= 1
+                if not self._tasks:
+                    return
+                task = self._tasks.popleft()
+            task()
+            del task  # what the task refers to must not live on in an idle thread
