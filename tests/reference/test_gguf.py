@@ -23,7 +23,7 @@ from kvbelay.reference.tokenizer import SYSTEM
 CONTROLS = ["<|im_start|>", "<|im_end|>"]
 LETTERS = [chr(code) for code in range(33, 127)]
 BYTES = LETTERS + sorted(set(pre_tokenizers.ByteLevel.alphabet()) - set(LETTERS))
-TOKENS = [*BYTES, "Ġt", "he", "Ġthe", *CONTROLS]
+TOKENS = [*BYTES, "Ġt", "he", "Ġthe", "19", *CONTROLS]
 VOCAB = len(TOKENS)
 
 
@@ -45,7 +45,7 @@ def fields(model: Model) -> dict[str, Any]:
         "tokenizer.ggml.pre": "smollm",
         "tokenizer.ggml.tokens": TOKENS,
         "tokenizer.ggml.token_type": [3 if token in CONTROLS else 1 for token in TOKENS],
-        "tokenizer.ggml.merges": ["Ġ t", "h e", "Ġt he"],
+        "tokenizer.ggml.merges": ["Ġ t", "h e", "Ġt he", "1 9"],
         "tokenizer.ggml.eos_token_id": TOKENS.index("<|im_end|>"),
     }
 
