@@ -1,14 +1,16 @@
 # `make help` lists what there is. PYTHON names the interpreter that the virtual environments are made with.
 PYTHON ?= python3
 VENV := .venv
+WHEEL := .venv-wheel
+WHEEL_TESTS := $(wildcard tests/connectors tests/core tests/runtime)
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format clean
+.PHONY: help demo test test-wheel check format clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -29,8 +31,23 @@ format: $(VENV)/installed ## Format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-test: $(VENV)/installed ## Run all tests
+test: $(VENV)/installed ## Run all tests, and some of them again on the built wheel
 	$(BIN)/python -m pytest
+	$(MAKE) test-wheel
+
+# The wheel's own environment has neither numpy nor the source: what is missing from the wheel or its metadata fails.
+$(WHEEL)/installed: pyproject.toml
+	$(PYTHON) -m venv $(WHEEL)
+	$(WHEEL)/bin/python -m pip --disable-pip-version-check -q install 'pytest-timeout>=2.3'
+	@touch $@
+
+test-wheel: $(VENV)/installed $(WHEEL)/installed ## Build the wheel, install it, run the connectors' and the core's tests
+	rm -rf $(WHEEL)/dist
+	$(BIN)/python -m build --wheel --outdir $(WHEEL)/dist . > $(WHEEL)/build.log || { cat $(WHEEL)/build.log; false; }
+	$(WHEEL)/bin/python -m pip --disable-pip-version-check -q uninstall --yes kvbelay
+	$(WHEEL)/bin/python -m pip --disable-pip-version-check -q install "$$(echo $(WHEEL)/dist/*.whl)[testing]"
+	cd $(WHEEL) && bin/python -c 'import kvbelay, sys; sys.exit("site-packages" not in kvbelay.__file__)'
+	cd $(WHEEL) && bin/python -m pytest -q -c ../pyproject.toml -p no:cacheprovider $(WHEEL_TESTS:%=../%)
 
 clean: ## Remove what the other targets made
 	rm -rf $(VENV) .venv-* dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
