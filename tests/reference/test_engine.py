@@ -232,6 +232,8 @@ def test_what_cannot_be_computed_is_refused(tiny: Model, prompt: list[int]) -> N
         engine.prefill([1, 257], table)
     with pytest.raises(InvalidBatch, match="vocabulary of 257"):
         engine.decode(-1, 0, table)
+    with pytest.raises(InvalidBatch, match="no position -1"):
+        engine.decode(1, -1, table)
     with pytest.raises(InvalidBatch, match="room for 80 tokens, not for 81"):
         engine.generate(prompt, 4, table)
     with pytest.raises(InvalidBatch, match="room for 80 tokens, not for 81"):

@@ -54,8 +54,8 @@ class Engine:
         self._end = model.tokenizer.end
         self._cache = cache
         self._tile = cache.block_tokens
-        self._limit = min(model.config.context, cache.blocks * self._tile)
-        self._cos, self._sin = _rotations(-(-self._limit // self._tile) * self._tile, model)
+        tiles = min(-(-model.config.context // self._tile), cache.blocks)
+        self._cos, self._sin = _rotations(tiles * self._tile, model)
         self._mask = np.triu(np.full((self._tile, self._tile), -np.inf, np.float32), 1)
 
     def prefill(self, tokens: Sequence[int], table: Sequence[int], start: int = 0) -> Floats:
@@ -72,6 +72,9 @@ class Engine:
 
     def decode(self, token: int, position: int, table: Sequence[int]) -> Floats:
         """Compute one token after tokens [0, position), and return the logits after it, shape (vocab,)."""
+        if position < 0:
+            msg = f"there is no position {position}"
+            raise InvalidBatch(msg)
         self._check([token], 0, table, position + 1)
         return self._logits(self._compute([token], position, table)[position % self._tile])
 
