@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from kvbelay.connectors.port import Backend, Connector
+from kvbelay.connectors.port import Backend, Connector, Unfenced
+from kvbelay.connectors.staged import Staged
 from kvbelay.core import boundary
 from kvbelay.core.boundary import Where
 from kvbelay.core.model import Failure, Fingerprint
@@ -124,6 +125,13 @@ def open_backend(name: str) -> Backend:
     of the two is meant is for the operator to say.
     """
     return _backend(name, Place())
+
+
+def fenced(connector: Connector, *, child: str, arena_nbytes: int) -> Connector:
+    """The connector itself, or, where it is `Unfenced`, a wrapper with an arena of that size that keeps its promise."""
+    if not isinstance(connector, Unfenced):
+        return connector
+    return Staged(connector, arena_nbytes=arena_nbytes, child=child)
 
 
 def known() -> tuple[str, ...]:

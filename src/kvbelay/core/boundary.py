@@ -97,18 +97,18 @@ def describe(exc: BaseException, where: Where) -> Failure:
         hidden = _hidden(first)
         if hidden is None:
             break
-        later.append(text_of(first))
+        later.append(_text(first))
         first = hidden
         seen += 1
     # Who raises one of our leaves chose it; anything else that hides another exception is a handler that broke.
     kind, retryable = classify(exc if is_a(exc, errors.KvbelayError) else first)
-    detail = text_of(first)
+    detail = _text(first)
     link: BaseException = first
     for _ in range(CHAIN):
         cause = peek(link, "__cause__")
         if not is_a(cause, BaseException):
             break
-        detail += " from " + text_of(cause)
+        detail += " from " + _text(cause)
         link = cause
     return Failure(
         child=where.child,
@@ -149,6 +149,18 @@ def classify(exc: BaseException) -> tuple[str, bool]:
 def is_a(thing: object, cls: type[C]) -> TypeGuard[C]:
     """``isinstance`` by the real type: a foreign ``__class__`` is not asked."""
     return issubclass(type(thing), cls)
+
+
+def _text(exc: BaseException) -> str:
+    """Our own errors speak in sentences; of any other, the repr."""
+    if is_a(exc, errors.KvbelayError):
+        try:
+            return f"{type(exc).__name__}: {exc}"[:CLIP]
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as broken:  # a subclass of somebody else's
+            return f"{type_name(exc)} whose text raises {type_name(broken)}"
+    return text_of(exc)
 
 
 def _hidden(exc: BaseException) -> BaseException | None:

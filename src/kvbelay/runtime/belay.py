@@ -15,6 +15,7 @@ import msgspec
 
 from kvbelay import errors
 from kvbelay.connectors.port import Connector
+from kvbelay.connectors.registry import fenced
 from kvbelay.core import verdict
 from kvbelay.core.boundary import Where, call, fail
 from kvbelay.core.children import Status
@@ -25,6 +26,9 @@ from kvbelay.runtime.attempt import Attempt
 from kvbelay.runtime.driver import Driver, Watch
 from kvbelay.runtime.plan import Cargo
 from kvbelay.runtime.slot import Slot
+
+ARENA_NBYTES = 256 << 20
+"""Size of the arena of a child that has to be staged, unless it is given."""
 
 
 class ChildState(msgspec.Struct, frozen=True):
@@ -90,18 +94,26 @@ class Belay:
         """The last things that hooks raised."""
         return self._driver.hook_failures
 
-    def add(self, child: str, opener: Callable[[], Connector], *, digest_in_pass: bool = False) -> Failure | None:
+    def add(
+        self,
+        child: str,
+        opener: Callable[[], Connector],
+        *,
+        digest_in_pass: bool = False,
+        arena_nbytes: int = ARENA_NBYTES,
+    ) -> Failure | None:
         """Open a connector and ask it from now on, after those added before.
 
         What ``opener`` raises becomes the cause of an unavailable slot, and is returned. ``digest_in_pass`` is
-        `Backend.digest_in_pass`. Raises `ConfigError` if the name is taken or empty.
+        `Backend.digest_in_pass`. A connector that is `Unfenced` moves through an arena of ``arena_nbytes``.
+        Raises `ConfigError` if the name is taken or empty.
         """
         with self._change:
             known = self._driver.ledger.children.get(child)
             if not child or (known is not None and known.status is not Status.REMOVED):
                 what = "a child needs a name" if not child else f"there is a child named {child!r} already"
                 raise errors.ConfigError(what, field="name", remedy="give every child a name of its own")
-        connector = call(opener, Where(child, "open"))
+        connector = call(lambda: fenced(opener(), child=child, arena_nbytes=arena_nbytes), Where(child, "open"))
         slot = None
         if not isinstance(connector, Failure):
             slot = Slot(child, connector, digest_in_pass=digest_in_pass, threads=self._threads)

@@ -150,10 +150,8 @@ class Driver:
 
     def _work(self, attempt: Attempt) -> None:
         """One attempt, on a thread of its child's pool."""
-        with self.change:
-            if attempt.called_off:
-                return
-            attempt.running = True
+        if not self._taken_up(attempt):
+            return
         word = run(attempt, lambda stop: self._finish(attempt, Word(Kind.LANDED, stop=stop), over=False))
         leased = [ticket for ticket in attempt.tickets if ticket.lease_s is not None]
         leases = attempt.slot.leases
@@ -165,6 +163,12 @@ class Driver:
         self._finish(attempt, word, over=True)
         if attempt.side is Side.SAVE and (attempt.called_off or word.kind is not Kind.LANDED):
             attempt.slot.release(leased)
+
+    def _taken_up(self, attempt: Attempt) -> bool:
+        """Whether it is still wanted now that a thread is free for it."""
+        with self.change:
+            attempt.running = not attempt.called_off
+            return attempt.running
 
     def _finish(self, attempt: Attempt, word: Word, *, over: bool) -> None:
         where = attempt.where
