@@ -29,9 +29,7 @@ ROOMS = {
     "kvbelay.core": Room(("kvbelay.errors",)),
     "kvbelay.connectors": Room(("kvbelay.core", "kvbelay.errors", *PORT)),
     "kvbelay.connectors.spans": Room(("kvbelay.core", "kvbelay.errors"), ("xxhash",)),
-    "kvbelay.connectors.faulty": Room(
-        ("kvbelay.core", "kvbelay.errors", *PORT, "kvbelay.connectors.wrapper", "kvbelay.connectors.registry")
-    ),
+    "kvbelay.connectors.faulty": Room(("kvbelay.core", "kvbelay.errors", *PORT, "kvbelay.connectors.wrapper")),
     "kvbelay.connectors.staged": Room(
         ("kvbelay.core", "kvbelay.errors", *PORT, "kvbelay.connectors.wrapper", "kvbelay.connectors.arena")
     ),

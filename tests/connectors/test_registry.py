@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from kvbelay.connectors import registry
+from kvbelay.connectors.faulty import Fault, Faulty
 from kvbelay.connectors.memory import MemoryConnector
 from kvbelay.connectors.registry import known, open_backend, open_child, prepare
 from kvbelay.core.model import Fingerprint
-from kvbelay.errors import ConfigError, MissingExtra, PeerLost
+from kvbelay.errors import Closed, ConfigError, MissingExtra, PeerLost
+from kvbelay.runtime.deadline import Until
 
 OURS = Fingerprint("tiny", "1", ())
 PLACE = {"source": "belay.toml", "field": "children.near"}
@@ -55,6 +57,26 @@ class Backend:
         return Connector(config, child)
 
 BACKEND = Backend()
+
+class Around(msgspec.Struct):
+    connector: str
+    config: dict = msgspec.field(default_factory=dict)
+
+class Ring:
+    Config = Around
+    digest_in_pass = True
+    wrapped = []
+    def wrap(self, inner, config, *, child):
+        self.wrapped.append(inner)
+        raise ConfigError("too tight", field="size", remedy="loosen it")
+
+RING = Ring()
+
+class Loop:
+    Config = Config
+    digest_in_pass = True
+    def wrap(self, inner, config, *, child): return inner
+LOOP = Loop()
 
 class Half:
     Config = dict
@@ -266,3 +288,52 @@ def test_claimed_names(install: Install) -> None:
     assert "claimed by" in (what := refused("twice").what)
     assert "acme" in what
     assert "other" in what
+
+
+def test_faulty_wraps_any_connector() -> None:
+    """The connector inside a faulty one opens from the same configuration, under the same name."""
+    config = {
+        "connector": "memory",
+        "config": {"store": "inside"},
+        "plan": {"seed": 3, "strikes": [{"fault": "late write", "nth": 1}]},
+    }
+    opened = open_child("near", "faulty", config, OURS, **PLACE)
+    assert isinstance(opened, Faulty)
+    assert isinstance(opened.inner, MemoryConnector)
+    opened.close()
+    assert prepare("near", "faulty", config).config.plan.strikes[0].fault is Fault.LATE_WRITE
+
+
+@pytest.mark.parametrize(
+    ("config", "field"),
+    [
+        ({"connector": "memroy"}, "children.near.connector"),
+        ({"connector": "file", "config": {"path": "x", "capacity": 1}}, "children.near.config.capacity"),
+        ({"connector": "faulty", "config": {"connector": "memroy"}}, "children.near.config.connector"),
+        ({"connector": "memory", "plan": {"strikes": [{"fault": "plague"}]}}, "children.near.plan.strikes[0].fault"),
+        ({"connector": "memory", "plan": {"strikes": [{"fault": "lie"}]}}, "children.near.plan.strikes[0]"),
+    ],
+)
+def test_paths_inside_a_wrapper(config: dict[str, object], field: str) -> None:
+    """An error inside a wrapper is named by its full path, before anything is opened."""
+    with pytest.raises(ConfigError) as caught:
+        prepare("near", "faulty", config, **PLACE)
+    assert (caught.value.source, caught.value.field) == ("belay.toml", field)
+
+
+def test_unknown_kind_is_named_where_it_stands() -> None:
+    """Where the fields stand in ``config``, the kind stands beside them in ``connector``."""
+    with pytest.raises(ConfigError) as caught:
+        prepare("near", "memroy", {}, source="belay.toml", field="children[0].config")
+    assert caught.value.field == "children[0].connector"
+
+
+def test_inner_is_closed_if_its_wrapper_fails(install: Install) -> None:
+    """A wrapper that does not start leaves nothing open."""
+    install(ring="acme:RING", loop="acme:LOOP")
+    error = refused("ring", {"connector": "memory", "config": {"store": "ring"}})
+    assert error.field == "children.near.size"
+    (inner,) = open_backend("ring").wrapped
+    with pytest.raises(Closed):
+        inner.probe(Until(5.0))
+    assert "Config.connector and Config.config" in refused("loop").what

@@ -92,3 +92,18 @@ class Backend(Protocol):
     def open(self, config: Any, *, child: str, fingerprint: Fingerprint) -> Connector:
         """Open it. ``config`` is an instance of `Config`. Raises if the backend cannot be used."""
         ...
+
+
+@runtime_checkable
+class Wrapping(Protocol):
+    """A `Backend` whose connectors stand around another one, which the registry prepares and opens first.
+
+    `Config` has the fields ``connector`` (its kind) and ``config`` (its own fields); `wrap` stands in for ``open``.
+    """
+
+    Config: ClassVar[type[msgspec.Struct]]
+    digest_in_pass: ClassVar[bool]
+
+    def wrap(self, inner: Connector, config: Any, *, child: str) -> Connector:
+        """Stand around ``inner``, which is open, and belongs to the wrapper from now on."""
+        ...

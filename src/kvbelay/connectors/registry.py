@@ -7,6 +7,7 @@ configuration ends in one `ConfigError` that names the file, the field and the r
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import re
 from collections.abc import Iterable, Mapping
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from kvbelay.connectors.port import Backend, Connector, Unfenced
+from kvbelay.connectors.port import Backend, Connector, Unfenced, Wrapping
 from kvbelay.connectors.staged import Staged
 from kvbelay.core import boundary
 from kvbelay.core.boundary import Where
@@ -59,6 +60,8 @@ class Prepared(NamedTuple):
     backend: Backend
     config: Any
     place: Place
+    inner: Prepared | None = None
+    """What a `Wrapping` backend stands around."""
 
     def open(self, fingerprint: Fingerprint) -> Connector:
         """Open it.
@@ -66,18 +69,29 @@ class Prepared(NamedTuple):
         Raises `ConfigError` where the configuration turns out to be unusable, `MissingExtra` where the backend's own
         library is absent, and whatever else the backend raises when it cannot start.
         """
+        with contextlib.ExitStack() as undo:
+            inner = self.inner.open(fingerprint) if self.inner is not None else None
+            if inner is not None:
+                undo.callback(inner.close)
+            opened = self._start(inner, fingerprint)
+            lacking = [name for name in METHODS if not callable(boundary.peek(opened, name))]
+            if lacking:
+                msg = f"connector {self.connector!r} opened {boundary.text_of(opened)}, which lacks {_listed(lacking)}"
+                raise self.place.error(msg, remedy=f"install a release of {self.connector!r} that fits this kvbelay")
+            undo.pop_all()
+        return opened
+
+    def _start(self, inner: Connector | None, fingerprint: Fingerprint) -> Connector:
+        backend = self.backend
         try:
-            opened = self.backend.open(self.config, child=self.child, fingerprint=fingerprint)
+            if inner is not None and isinstance(backend, Wrapping):
+                return backend.wrap(inner, self.config, child=self.child)
+            return backend.open(self.config, child=self.child, fingerprint=fingerprint)
         except ImportError as exc:
             raise _missing(self.connector, exc, self.place) from exc
         except ConfigError as exc:
             exc.source, exc.field = self.place.source, self.place.at(exc.field)
             raise
-        lacking = [name for name in METHODS if not callable(boundary.peek(opened, name))]
-        if lacking:
-            msg = f"connector {self.connector!r} opened as {boundary.text_of(opened)}, which lacks {_listed(lacking)}"
-            raise self.place.error(msg, remedy=f"install a release of {self.connector!r} that fits this kvbelay")
-        return opened
 
 
 def open_child(
@@ -105,7 +119,8 @@ def prepare(child: str, connector: str, config: Mapping[str, object], *, source:
     config
         The connector's own fields.
     source, field
-        The file, and the path of ``config`` in it, for errors.
+        For errors: the file, and the path of ``config`` in it. A last part that is ``config`` means that the kind
+        stands beside it, as ``connector``.
 
     Raises
     ------
@@ -114,8 +129,13 @@ def prepare(child: str, connector: str, config: Mapping[str, object], *, source:
         no `Backend`; `MissingExtra` where a library is absent.
     """
     place = Place(source, field)
-    backend = _backend(connector, place)
-    return Prepared(child, connector, backend, _decoded(connector, config, backend, place), place)
+    head, dot, last = field.rpartition(".")
+    backend = _backend(connector, Place(source, f"{head}{dot}connector" if last == "config" else field))
+    decoded: Any = _decoded(connector, config, backend, place)
+    inner = None
+    if isinstance(backend, Wrapping):
+        inner = prepare(child, decoded.connector, decoded.config, source=source, field=place.at("config"))
+    return Prepared(child, connector, backend, decoded, place, inner)
 
 
 def open_backend(name: str) -> Backend:
@@ -169,16 +189,17 @@ def _loaded(point: EntryPoint, place: Place) -> object:
 
 
 def _checked(point: EntryPoint, loaded: Any, place: Place) -> Backend:
-    config = boundary.peek(loaded, "Config")
-    lacking = [
-        text
-        for text, there in (
-            ("Config (a type of msgspec.Struct)", boundary.is_a(config, type) and issubclass(config, msgspec.Struct)),
-            ("digest_in_pass (a bool)", type(boundary.peek(loaded, "digest_in_pass")) is bool),
-            ("open()", callable(boundary.peek(loaded, "open")) and not boundary.is_a(loaded, type)),
-        )
-        if not there
-    ]
+    config: Any = boundary.peek(loaded, "Config")
+    struct = boundary.is_a(config, type) and issubclass(config, msgspec.Struct)
+    wraps = callable(boundary.peek(loaded, "wrap"))
+    needs = {
+        "Config (a type of msgspec.Struct)": struct,
+        "digest_in_pass (a bool)": type(boundary.peek(loaded, "digest_in_pass")) is bool,
+        "open()": (wraps or callable(boundary.peek(loaded, "open"))) and not boundary.is_a(loaded, type),
+    }
+    if wraps and struct:
+        needs["Config.connector and Config.config"] = {"connector", "config"} <= {*config.__struct_fields__}
+    lacking = [what for what, there in needs.items() if not there]
     if lacking:
         msg = f"{point.value} of {_origin(point)} is no backend: it lacks {_listed(lacking)}"
         raise place.error(msg, remedy="name an instance of a class like kvbelay.connectors.port.Backend")

@@ -8,7 +8,7 @@ import msgspec
 
 from kvbelay.connectors.faulty.connector import Faulty
 from kvbelay.connectors.faulty.plan import Plan
-from kvbelay.core.model import Fingerprint
+from kvbelay.connectors.port import Connector
 
 
 class FaultyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -22,16 +22,13 @@ class FaultyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class FaultyBackend:
-    """How the registry opens it."""
+    """How the registry opens it: see `kvbelay.connectors.port.Wrapping`."""
 
     Config: ClassVar[type[msgspec.Struct]] = FaultyConfig
     digest_in_pass: ClassVar[bool] = Faulty.digest_in_pass
 
-    def open(self, config: FaultyConfig, *, child: str, fingerprint: Fingerprint) -> Faulty:
-        """Open the connector inside, under the same name, and put the plan around it. Raises as that one does."""
-        from kvbelay.connectors.registry import open_child  # noqa: PLC0415  # the registry loads this module by name
-
-        inner = open_child(child, config.connector, config.config, fingerprint, field="config")
+    def wrap(self, inner: Connector, config: FaultyConfig, *, child: str) -> Faulty:
+        """Put the plan around ``inner``."""
         return Faulty(inner, config.plan, child=child)
 
 
