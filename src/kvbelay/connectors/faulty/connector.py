@@ -216,7 +216,7 @@ class Faulty(Wrapper):
 
     def _drain(self, batch: TransferBatch, within: Deadline) -> bool:
         with self._lock:
-            mine = [thread for other, thread in self._writers if other.spans == batch.spans]
+            mine = [thread for other, thread in self._writers if _same_attempt(other, batch)]
         try:
             for thread in mine:
                 while thread.is_alive():
@@ -245,6 +245,10 @@ class Faulty(Wrapper):
         said = boundary.call(action, boundary.Where(self._child, "hook"))
         if isinstance(said, Failure):
             log.warning("a hook of connector %r raised: %s", self._child, said.detail)
+
+
+def _same_attempt(one: TransferBatch, other: TransferBatch) -> bool:
+    return (one.request, one.epoch, one.id) == (other.request, other.epoch, other.id)
 
 
 class _Schedule:
