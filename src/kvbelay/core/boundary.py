@@ -69,9 +69,7 @@ def peek(thing: object, name: str) -> object:
 def text_of(thing: object) -> str:
     """``repr``, clipped, of anything: also of an object whose repr raises or returns nonsense."""
     try:
-        text = repr(thing)
-        clipped = str.__getitem__(text, slice(0, CLIP))
-        return clipped if len(clipped) < CLIP else clipped + "..."
+        return _clip(repr(thing))
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException:  # its own text could raise again: only the type's name is left
@@ -138,10 +136,9 @@ def fail(error: errors.KvbelayError, where: Where, *, handling: str = "") -> Fai
 
 def classify(exc: BaseException) -> tuple[str, bool]:
     """Name of the leaf that stands for an exception, and whether trying again can help."""
-    cls = type(exc)
-    if issubclass(cls, errors.KvbelayError):
-        return cls.__name__, cls.retryable is True
-    if issubclass(cls, OSError):
+    if is_a(exc, errors.KvbelayError):
+        return type_name(exc), peek(type(exc), "retryable") is True
+    if is_a(exc, OSError):
         return errors.TransportError.__name__, errors.TransportError.retryable
     return errors.ForeignError.__name__, errors.ForeignError.retryable
 
@@ -155,12 +152,18 @@ def _text(exc: BaseException) -> str:
     """Our own errors speak in sentences; of any other, the repr."""
     if is_a(exc, errors.KvbelayError):
         try:
-            return f"{type(exc).__name__}: {exc}"[:CLIP]
+            return _clip(f"{type_name(exc)}: {exc}")
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as broken:  # a subclass of somebody else's
             return f"{type_name(exc)} whose text raises {type_name(broken)}"
     return text_of(exc)
+
+
+def _clip(text: str) -> str:
+    """The start of a text, fit to be encoded: a lone surrogate would break whoever sends or logs it."""
+    start = str.__getitem__(text, slice(0, CLIP)).encode("utf-8", "backslashreplace").decode()
+    return start if str.__len__(text) <= CLIP else start + "..."
 
 
 def _hidden(exc: BaseException) -> BaseException | None:

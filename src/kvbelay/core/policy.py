@@ -8,6 +8,10 @@ from kvbelay.core.circuit import CircuitPolicy
 from kvbelay.core.model import Failure, Result
 
 
+DOUBLINGS = 64
+"""After that many a backoff is at its limit, whatever it began with."""
+
+
 class BudgetPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How much may be recomputed because of failures, and what happens beyond it."""
 
@@ -71,5 +75,5 @@ def again(
         return None
     if with_child >= policy.attempts_per_child or in_all >= policy.attempts:
         return None
-    wait_s = min(policy.backoff_s * 2 ** (with_child - 1), policy.backoff_max_s) * (0.5 + 0.5 * jitter)
+    wait_s = min(policy.backoff_s * 2.0 ** min(with_child - 1, DOUBLINGS), policy.backoff_max_s) * (0.5 + 0.5 * jitter)
     return wait_s if wait_s < left_s else None

@@ -80,8 +80,9 @@ def _read_foreign(result: object, where: Where) -> BatchResult | Failure:
         if value is not ABSENT:
             seen[attribute] = value
     says = [_word(seen[key]) for key in (*WORDS, *FLAGS) if key in seen]
-    blocks = [seen[key] for key in BLOCKS if _exactly(seen.get(key), tuple, list, set, frozenset)]
-    if False in says or any(blocks):
+    blocks = [seen[key] for key in BLOCKS if seen.get(key) is not None]
+    lists = [value for value in blocks if _exactly(value, tuple, list, set, frozenset)]
+    if False in says or any(lists):
         cause = next((text_of(seen[key]) for key in CAUSES if seen.get(key) is not None), "")
         state = next((text_of(seen[key]) for key in (*WORDS, *FLAGS) if key in seen), "failed blocks")
         return fail(errors.TransferFailed(f"a result of type {name!r} reports {state} {cause}".rstrip()), where)
@@ -90,6 +91,9 @@ def _read_foreign(result: object, where: Where) -> BatchResult | Failure:
         return fail(error, where)
     if None in says:
         error = errors.UnknownShape(f"a result of type {name!r} says {text_of(seen)}, which is no known state")
+        return fail(error, where)
+    if len(lists) < len(blocks):
+        error = errors.UnknownShape(f"a result of type {name!r} names failed blocks in {text_of(blocks)}")
         return fail(error, where)
     nbytes = seen.get("nbytes")
     if type(nbytes) is not int:
