@@ -7,7 +7,6 @@ import msgspec
 from kvbelay.core.circuit import CircuitPolicy
 from kvbelay.core.model import Failure, Result
 
-
 DOUBLINGS = 64
 """After that many a backoff is at its limit, whatever it began with."""
 

@@ -89,11 +89,8 @@ def _read_foreign(result: object, where: Where) -> BatchResult | Failure:
     if not says:
         error = errors.UnknownShape(f"a result of type {name!r} has none of {', '.join((*WORDS, *FLAGS))}")
         return fail(error, where)
-    if None in says:
-        error = errors.UnknownShape(f"a result of type {name!r} says {text_of(seen)}, which is no known state")
-        return fail(error, where)
-    if len(lists) < len(blocks):
-        error = errors.UnknownShape(f"a result of type {name!r} names failed blocks in {text_of(blocks)}")
+    if None in says or len(lists) < len(blocks):
+        error = errors.UnknownShape(f"a result of type {name!r} says {text_of(seen)}: a state or a list we do not know")
         return fail(error, where)
     nbytes = seen.get("nbytes")
     if type(nbytes) is not int:
