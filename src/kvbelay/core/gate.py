@@ -42,6 +42,10 @@ class Gate:
     def __len__(self) -> int:
         return len(self._latches)
 
+    def know(self, child: str) -> None:
+        """A child that may speak. What others say is counted together, whatever they call themselves."""
+        self._children.add(child)
+
     def obey(self, order: Order, now: float) -> Report | None:
         """Arm an attempt, or cancel one. Repeated and outdated orders change nothing."""
         key = (order.request, order.side)
@@ -158,6 +162,21 @@ class Gate:
 def merge(*parts: frozenset[Report]) -> frozenset[Report]:
     """Reports of several ranks or steps in one set; the order of the parts, and repetition, do not matter."""
     return frozenset().union(*parts)
+
+
+def in_order(reports: frozenset[Report]) -> list[Report]:
+    """A set's reports as a ledger wants them: progress first, and confirmations of an end after the end itself."""
+
+    def key(report: Report) -> tuple[bool, bool, int, int, int]:
+        return (
+            report.kind is not Kind.LANDED,
+            report.kind is Kind.DRAINED,
+            report.epoch,
+            report.rank,
+            report.stop,
+        )
+
+    return sorted(reports, key=key)
 
 
 def _where(order: Order) -> Where:

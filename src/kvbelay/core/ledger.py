@@ -99,11 +99,14 @@ class Ledger:
             error = errors.RequestBusy("an earlier transfer of this request still holds blocks")
             track.failures.append(fail(error, _where(LegRecord(track, ""))))
             track.result = self.policy.fallback if event.side is Side.LOAD else Result.FAILED
-            self._tell(track, now, out)
+            track.legs = before.legs
+            before.held += 1
+            self._tell(track, now, out, patience_s=0.0)
             return
         if event.side is Side.LOAD:
             record.load = track
-            track.legs = [LegRecord(track, name, bystander=True) for name in event.bystanders if name not in plan]
+            bystanders = (name for name in dict.fromkeys(event.bystanders) if name not in plan)
+            track.legs = [LegRecord(track, name, bystander=True) for name in bystanders]
             if event.start >= event.stop:
                 track.result = Result.LOADED
         else:
@@ -120,8 +123,9 @@ class Ledger:
         if side is Side.LOAD:
             record.tainted = ()  # the request is over: nothing of it will be loaded again
         track = record.load if side is Side.LOAD else record.save
-        if track is not None and not track.told:
+        if track is not None:
             track.result = Result.CANCELLED
+        if track is not None and not track.told:
             self._close(track, now, out)
             self._settle(track, now, out)
         self._forget(request, record)
@@ -178,7 +182,7 @@ class Ledger:
             leg.landed = move.to is not Leg.ACTIVE
             leg.leased = move.when is When.LEASED
         if move.to is not before:
-            if before is Leg.ACTIVE and not leg.bystander:
+            if before is Leg.ACTIVE:
                 self._ended(leg, said, now)
             if move.to is Leg.ACTIVE or before is not Leg.WAITING:
                 self.children.moved(leg.child, before, move.to, leased=leg.leased)
@@ -237,8 +241,9 @@ class Ledger:
 
     def _ended(self, leg: LegRecord, said: Said, now: float) -> None:
         """An attempt has left ACTIVE: what that means for the child's circuit, and for a second load."""
-        self.children.ended(leg.child, said.kind, leg.cause, now)
         track = leg.track
+        if not leg.bystander:
+            self.children.ended(leg.child, said.kind, leg.cause, now)
         if track.side is Side.SAVE or said.kind in _CLEAN or track.result is Result.CANCELLED:
             return
         record = self._records[track.request]
@@ -260,7 +265,7 @@ class Ledger:
             self.policy,
             leg.cause,
             with_child=leg.attempts,
-            in_all=track.failed,
+            in_all=track.failed if track.side is Side.LOAD else leg.attempts,
             left_s=track.ends_at - now,
             epochs=child.epochs,
             jitter=self._random(),
@@ -279,8 +284,7 @@ class Ledger:
                 return
             self._tell(track, now, out)
         if track.told and all(leg.state is Leg.DONE for leg in track.legs):
-            if track.held:
-                out.append(Action(Do.RELEASE, track.request, track.side))
+            out += [Action(Do.RELEASE, track.request, track.side)] * track.held
             self._drop(track)
 
     def _decide(self, track: Track, now: float, out: list[Action]) -> None:
@@ -318,11 +322,12 @@ class Ledger:
             if leg.state in {Leg.WAITING, Leg.ACTIVE}:
                 self._apply(leg, Said(Kind.CANCEL), now, out)
 
-    def _tell(self, track: Track, now: float, out: list[Action]) -> None:
+    def _tell(self, track: Track, now: float, out: list[Action], *, patience_s: float | None = None) -> None:
         result = track.result
         if result is Result.RECOMPUTE and not track.paid:
             budget = self.policy.budget
-            wait_s = self._budget.take(track.goal - track.watermark, now, at_most_s=budget.wait_s)
+            at_most_s = budget.wait_s if patience_s is None else patience_s
+            wait_s = self._budget.take(track.goal - track.watermark, now, at_most_s=at_most_s)
             if wait_s is None:
                 result = track.result = budget.on_exhausted
             else:
@@ -333,13 +338,13 @@ class Ledger:
         elif track.due_at != NEVER:  # the budget has not let it go yet
             return
         track.told = True
-        track.held = any(leg.state is not Leg.DONE for leg in track.legs)
+        track.held = int(any(leg.state is not Leg.DONE for leg in track.legs))
         outcome = Outcome(
             result=result or Result.FAILED,
             request=track.request,
             side=track.side,
             watermark=track.watermark,
-            held=track.held,
+            held=track.held > 0,
             failures=tuple(track.failures),
             attempts=track.attempts,
             elapsed_s=now - track.began_at,

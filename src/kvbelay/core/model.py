@@ -270,12 +270,12 @@ class Order(msgspec.Struct, frozen=True):
     epoch: int
     within_s: float
     stop: int = 0
-    """Tokens wanted; 0 where the child cannot say how far it got."""
+    """START and WATCH: the action's. LANDED below it is progress, not the end."""
     cancel: bool = False
 
 
 class Report(msgspec.Struct, frozen=True):
-    """Gates to ledger: what one rank saw. Reports merge by set union, so their order and repetition do not matter."""
+    """Gates to ledger: what one rank saw. Reports of many ranks and steps merge by set union (`gate.merge`)."""
 
     request: str
     side: Side

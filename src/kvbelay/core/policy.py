@@ -27,7 +27,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Bounds of one request in one direction."""
 
     attempts: int = 4
-    """Failed attempts at most, over all children."""
+    """Failed attempts at most: of a load over all children, of a save with each."""
     attempts_per_child: int = 2
     attempt_s: float = 5.0
     """Longest time of one attempt; the request's own deadline cuts it."""

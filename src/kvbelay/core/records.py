@@ -27,8 +27,8 @@ class Track(msgspec.Struct):
     failures: list[Failure] = []
     result: Result | None = None
     told: bool = False
-    held: bool = False
-    """The outcome said that blocks are held, so their release has to be told too."""
+    held: int = 0
+    """Outcomes that said that blocks are held: the release of each has to be told too."""
     paid: bool = False
     """The recompute budget was charged."""
     winner: str = ""
@@ -118,7 +118,7 @@ class Tally(msgspec.Struct):
         if all_landed and self.told is None:
             self.told = Kind.LANDED
             return Said(Kind.LANDED, stop=self._stop(), leased=True)
-        return None
+        return self._progress() if self.told is None else None
 
     def _all_drained(self) -> Said:
         if self.told is Kind.LANDED:
