@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import itertools
 import os
 from collections.abc import Callable
@@ -262,7 +263,7 @@ def test_larger_than_the_store(tmp_path: Path) -> None:
     """A batch that could never fit is refused with StoreFull and costs no other batch its place."""
     store = open_store(tmp_path, file_nbytes())
     store.put(batch(0)[0], soon())
-    with pytest.raises(StoreFull, match="capacity_nbytes"):
+    with pytest.raises(StoreFull, match=r"larger than the store.*raise capacity_nbytes"):
         store.put(batch(1, [(4, 1000), (4, 24)])[0], soon())
     assert stored(tmp_path) == {entry_name(batch(0)[0].id)}
 
@@ -383,6 +384,34 @@ def test_close_ends_what_runs(tmp_path: Path) -> None:
         with pytest.raises(Closed):
             call()
     assert stored(tmp_path) == {entry_name(ticket.batch)}
+
+
+def test_temporary_taken_for_a_dead_writers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A temporary that a sweep removes before its writer has locked it is replaced by another one."""
+    store = open_store(tmp_path)
+    lock = fcntl.flock
+
+    def swept_before(fd: int, how: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", lock)
+        Entries(tmp_path, ROOMY, lambda: 0).sweep()
+        lock(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", swept_before)
+    source, _ = batch(0)
+    store.put(source, soon())
+    assert stored(tmp_path) == {entry_name(source.id)}
+
+
+def test_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where files cannot be locked, puts work, and nobody's temporaries are removed."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with Entries(tmp_path, ROOMY, lambda: 0).temporary():
+        open_store(tmp_path).put(batch(0)[0], soon())
+        assert len(stored(tmp_path)) == 2
 
 
 def test_probe_leaves_nothing(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -136,9 +137,9 @@ def test_garbage(stored: Stored, garbage: bytes) -> None:
         must_be_gone(stored)
 
 
-def with_head(stored: Stored, body: bytes, length: int | None = None) -> bytes:
+def with_head(stored: Stored, body: bytes) -> bytes:
     """A file with another header, whose digest is right."""
-    prefix = PREFIX.pack(MAGIC, len(body) if length is None else length, digest_chunk([memoryview(body)]))
+    prefix = PREFIX.pack(MAGIC, len(body), digest_chunk([memoryview(body)]))
     return prefix + body + stored.good[-len(stored.content) :]
 
 
@@ -149,28 +150,29 @@ def changed(stored: Stored, **change: object) -> bytes:
 
 
 FORGED: dict[str, Callable[[Stored], bytes]] = {
-    "longer": lambda stored: stored.good + b"x",
-    "a header beyond the limit": lambda stored: with_head(stored, b"", HEADER_LIMIT + 1),
-    "nested without end": lambda stored: with_head(stored, b"\x91" * 100_000),
-    "not msgpack": lambda stored: with_head(stored, b"\xc1"),
-    "another struct": lambda stored: with_head(stored, msgspec.msgpack.encode(stored.ticket)),
-    "a short digest": lambda stored: with_head(stored, changed(stored, digest=b"x")),
-    "another size": lambda stored: with_head(stored, changed(stored, nbytes=len(stored.content) - 1)),
-    "a negative size": lambda stored: with_head(stored, changed(stored, nbytes=-1)),
-    "another id": lambda stored: with_head(stored, changed(stored, id=msgspec.structs.replace(KEY, start=1))),
-    "a fingerprint that its id denies": lambda stored: with_head(
+    "its header says": lambda stored: stored.good + b"x",
+    "claims a header of": lambda stored: with_head(stored, b"\xc1" * (HEADER_LIMIT + 1)),
+    "header cannot be read: MessagePack data is malformed": lambda stored: with_head(stored, b"\xc1"),
+    "header cannot be read: Expected `object`": lambda stored: with_head(stored, b"\x91" * 100_000),
+    "header cannot be read: Object": lambda stored: with_head(stored, msgspec.msgpack.encode(stored.ticket)),
+    "digest of another length": lambda stored: with_head(stored, changed(stored, digest=b"x")),
+    "belies its fingerprint": lambda stored: with_head(
         stored, changed(stored, fingerprint=msgspec.structs.replace(OURS, revision="2"))
     ),
+    "says 3034": lambda stored: with_head(stored, changed(stored, nbytes=len(stored.content) - 1)),
+    "says -1": lambda stored: with_head(stored, changed(stored, nbytes=-1)),
+    "another batch": lambda stored: with_head(stored, changed(stored, id=msgspec.structs.replace(KEY, start=1))),
 }
+"""What is said of it, and what the file is."""
 
 
-@pytest.mark.parametrize("how", FORGED)
-def test_forged_headers(stored: Stored, how: str) -> None:
+@pytest.mark.parametrize("said", FORGED)
+def test_forged_headers(stored: Stored, said: str) -> None:
     """A header that is well signed but breaks a limit, contradicts itself or the file is refused, and removed."""
-    stored.path.write_bytes(FORGED[how](stored))
+    stored.path.write_bytes(FORGED[said](stored))
     batch, memory = place()
     before = memory.content()
-    with pytest.raises((CorruptData, ProtocolViolation)):
+    with pytest.raises((CorruptData, ProtocolViolation), match=re.escape(said)):
         stored.store.get(batch, stored.ticket, Until(20.0))
     assert memory.content() == before
     must_be_gone(stored)

@@ -78,11 +78,14 @@ def read_head(fd: int, key: BatchId) -> tuple[Header, int]:
 def _decode(body: bytes) -> Header:
     try:
         header = _decoder.decode(body)
-    except (msgspec.DecodeError, RecursionError) as exc:
+    except msgspec.DecodeError as exc:
         msg = f"a stored file's header cannot be read: {exc}"
         raise ProtocolViolation(msg) from exc
-    if len(header.digest) != DIGEST_NBYTES or header.fingerprint.digest() != header.id.fingerprint:
-        msg = "a stored file's header contradicts itself"
+    if len(header.digest) != DIGEST_NBYTES:
+        msg = "a stored file's header has a digest of another length"
+        raise ProtocolViolation(msg)
+    if header.fingerprint.digest() != header.id.fingerprint:
+        msg = "a stored file's header belies its fingerprint"
         raise ProtocolViolation(msg)
     return header
 
