@@ -2,6 +2,6 @@
 
 from kvbelay.testing.conformance import ConnectorConformance
 from kvbelay.testing.conformance.bench import Nonconforming
-from kvbelay.testing.conformance.capabilities import CopiesOut, Evicts, GivesLeases, HasPeer
+from kvbelay.testing.conformance.capabilities import CanFreeze, CopiesOut, Evicts, GivesLeases, HasPeer
 
-__all__ = ["ConnectorConformance", "CopiesOut", "Evicts", "GivesLeases", "HasPeer", "Nonconforming"]
+__all__ = ["CanFreeze", "ConnectorConformance", "CopiesOut", "Evicts", "GivesLeases", "HasPeer", "Nonconforming"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import abstractmethod
+from collections.abc import Iterator
 from pathlib import Path
 
 from kvbelay.connectors.faulty import Fault, Faulty, Plan, Strike
@@ -11,7 +13,8 @@ from kvbelay.connectors.port import Connector
 from kvbelay.connectors.staged import Staged
 from kvbelay.connectors.wrapper import Wrapper
 from kvbelay.core.model import Fingerprint
-from kvbelay.testing import ConnectorConformance, CopiesOut, Evicts
+from kvbelay.testing import CanFreeze, ConnectorConformance, CopiesOut, Evicts
+from kvbelay.testing.conformance.bench import Bench
 
 NEVER = Plan(strikes=(Strike(fault=Fault.LATE_WRITE, nth=10**9),))
 """Makes a connector Unfenced, and strikes nobody."""
@@ -37,9 +40,15 @@ class TestWrapper(_Wrapped):
         return Wrapper(inner)
 
 
-class TestFaultyWithoutFaults(_Wrapped):
+class TestFaultyWithoutFaults(CanFreeze, _Wrapped):
     def wrap(self, inner: Connector) -> Connector:
         return Faulty(inner, Plan(), child=self.child)
+
+    @contextlib.contextmanager
+    def frozen(self, ready: Bench) -> Iterator[None]:
+        ready.reader.freeze()
+        yield
+        ready.reader.thaw()
 
 
 class TestStaged(_Wrapped):

@@ -84,8 +84,8 @@ class Faulty(Wrapper):
             Fault.DUPLICATE: self._duplicate,
             Fault.LATE: self._late,
             Fault.HANG: self._hang,
-            Fault.DIE: self._die,
-            Fault.FREEZE: self._freeze,
+            Fault.DIE: self._strike_dead,
+            Fault.FREEZE: self._strike_frozen,
             Fault.LATE_WRITE: self._late_write,
         }
 
@@ -114,9 +114,17 @@ class Faulty(Wrapper):
             going, self._going = self._going, threading.Event()
         going.set()
 
+    def die(self, seconds: float = math.inf) -> None:
+        """From now on every call says that the peer is lost."""
+        self._dead_until = self._clock() + seconds
+
     def revive(self) -> None:
         """End a death."""
         self._dead_until = -math.inf
+
+    def freeze(self, seconds: float = math.inf) -> None:
+        """From now on every call waits."""
+        self._frozen_until = self._clock() + seconds
 
     def thaw(self) -> None:
         """End a frost."""
@@ -141,10 +149,10 @@ class Faulty(Wrapper):
         ticket: Ticket | None = None,
     ) -> Any:
         self._serve(operation, within)
-        number, strike = self._schedule.next(operation)
+        request, epoch = (batch.request, batch.epoch) if batch is not None else ("", 0)
+        number, strike = self._schedule.next(operation, request)
         if strike is None:
             return call()
-        request, epoch = (batch.request, batch.epoch) if batch is not None else ("", 0)
         if self._tell is not None:
             record = Struck(self._child, strike.fault, operation, number, request, epoch)
             self._hook(partial(self._tell, record))
@@ -192,13 +200,13 @@ class Faulty(Wrapper):
         blow.within.remaining_s()
         return blow.call()
 
-    def _die(self, blow: Blow) -> Any:
-        self._dead_until = self._clock() + (blow.strike.seconds or math.inf)
-        msg = "the peer went down, as planned"
-        raise PeerLost(msg, child=self._child)
+    def _strike_dead(self, blow: Blow) -> Any:
+        self.die(blow.strike.seconds or math.inf)
+        self._serve(blow.strike.operation, blow.within)
+        return blow.call()
 
-    def _freeze(self, blow: Blow) -> Any:
-        self._frozen_until = self._clock() + (blow.strike.seconds or math.inf)
+    def _strike_frozen(self, blow: Blow) -> Any:
+        self.freeze(blow.strike.seconds or math.inf)
         self._serve(blow.strike.operation, blow.within)
         return blow.call()
 
@@ -257,25 +265,27 @@ class _Schedule:
     def __init__(self, plan: Plan) -> None:
         self._lock = threading.Lock()
         self._calls = dict.fromkeys(Operation, 0)
+        self._seen = [0] * len(plan.strikes)
         self._left = [strike.times for strike in plan.strikes]
         self._strikes = [
             (strike, random.Random(f"{plan.seed} {index}"))  # noqa: S311  # reproducible, and nobody's secret
             for index, strike in enumerate(plan.strikes)
         ]
 
-    def next(self, operation: Operation) -> tuple[int, Strike | None]:
+    def next(self, operation: Operation, request: str) -> tuple[int, Strike | None]:
         """The number of this call of the operation, and the strike that hits it."""
         with self._lock:
             self._calls[operation] += 1
-            call = self._calls[operation]
             due: int | None = None
             for index, (strike, dice) in enumerate(self._strikes):
-                if strike.operation is not operation:
+                if strike.operation is not operation or strike.request not in {"", request}:
                     continue
+                self._seen[index] += 1
                 drawn = dice.random() < strike.rate  # at every call, so that one strike never changes another's luck
-                if due is None and self._left[index] and (call >= strike.nth if strike.nth else drawn):
+                ripe = self._seen[index] >= strike.nth if strike.nth else drawn
+                if due is None and self._left[index] and ripe:
                     due = index
             if due is None:
-                return call, None
+                return self._calls[operation], None
             self._left[due] -= 1
-            return call, self._strikes[due][0]
+            return self._calls[operation], self._strikes[due][0]

@@ -11,9 +11,9 @@ of `kvbelay.testing.conformance.capabilities` that fit it in front. Each check i
 
 from __future__ import annotations
 
-from kvbelay.testing.conformance.contents import Fingerprints, Misses, WholeBatches
+from kvbelay.testing.conformance.contents import Finds, Fingerprints, Misses, WholeBatches
 from kvbelay.testing.conformance.ends import Calls, Lives
 
 
-class ConnectorConformance(WholeBatches, Misses, Fingerprints, Calls, Lives):
+class ConnectorConformance(WholeBatches, Misses, Finds, Fingerprints, Calls, Lives):
     """The checks for all connectors. See `kvbelay.testing.conformance.kit.Kit` for what to supply."""

@@ -31,7 +31,7 @@ from kvbelay.core.model import (
     TransferBatch,
     chain_prefix,
 )
-from kvbelay.errors import KvbelayError
+from kvbelay.errors import Cancelled, DeadlineExceeded, KvbelayError
 from kvbelay.runtime.deadline import Until
 from kvbelay.testing.conformance.leaks import Residue
 from kvbelay.testing.conformance.scattered import Scattered, Shape
@@ -158,7 +158,7 @@ class Bench:
         within = within or Until(self.kit.within_s)
         running = Call(lambda: function(within), name)
         try:
-            return running.result(self.kit.within_s + GRACE_S)
+            return running.result(_left_s(within) + GRACE_S)
         except Nonconforming:
             within.cancel()
             raise
@@ -258,6 +258,13 @@ class Bench:
             for name in ("close", "second close"):
                 Call(connector.close, name).result(self.kit.close_s)
         self.require_untouched()
+
+
+def _left_s(within: Until) -> float:
+    try:
+        return within.remaining_s()
+    except (Cancelled, DeadlineExceeded):
+        return 0.0
 
 
 @contextlib.contextmanager

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from abc import abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
 from kvbelay.connectors.port import Connector, Publishes
 from kvbelay.core.model import BatchResult, Fingerprint, Miss, Ticket
-from kvbelay.errors import KvbelayError, PeerRestarted, StoreFull, TicketExpired
+from kvbelay.errors import Cancelled, DeadlineExceeded, KvbelayError, PeerRestarted, StoreFull, TicketExpired
 from kvbelay.runtime.deadline import Until
-from kvbelay.testing.conformance.bench import Bench, require
-from kvbelay.testing.conformance.kit import SMALL, Kit, must_raise
+from kvbelay.testing.conformance.bench import GRACE_S, Bench, Call, require
+from kvbelay.testing.conformance.kit import LARGE, SMALL, Kit, must_raise
 
 SMALL_NBYTES = 3 * 256
 
@@ -140,6 +144,21 @@ class GivesLeases(Kit):
             source.memory.poison()
             self._gone(ready, ticket, content)
 
+    def test_released_is_quiet(self) -> None:
+        """A ticket is named only when no reader reads any more: what the memory becomes then lands nowhere."""
+        with self.bench() as ready:
+            source = ready.place(0, LARGE)
+            content = source.memory.fill(6)
+            ticket = ready.put(source)
+            ready.load(ready.place(0, LARGE), ticket, content)
+            reading = [Call(partial(_read_until_gone, ready, ticket, content), "reader") for _ in range(2)]
+            threading.Event().wait(0.01)
+            ready.call(lambda within: ready.source.release(ticket, within), "release")
+            self._named_once(ready, ticket)
+            source.memory.poison()
+            for call in reading:
+                call.result(self.within_s)
+
     def test_released_waits(self) -> None:
         """released() with nothing to tell returns an empty sequence at its deadline."""
         with self.bench() as ready:
@@ -168,6 +187,70 @@ class GivesLeases(Kit):
             ended is Miss.MISS or isinstance(ended, TicketExpired),
             f"get of a ticket whose lease is over: {ended!r}, neither a miss nor TicketExpired",
         )
+
+
+def _read_until_gone(ready: Bench, ticket: Ticket, content: bytes) -> None:
+    for _ in range(1000):
+        if not isinstance(ready.attempt(ready.place(0, LARGE), ticket, content), BatchResult):
+            return
+
+
+class CanFreeze(Kit):
+    """The backend can fall silent without being gone. Supply `frozen`."""
+
+    @abstractmethod
+    def frozen(self, ready: Bench) -> AbstractContextManager[None]:
+        """While it is entered the backend answers nobody; afterwards it goes on as if nothing had been."""
+
+    def test_frozen_until_the_deadline(self) -> None:
+        """A call of a silent backend raises DeadlineExceeded in time; what wakes up later does not touch its memory."""
+        with self.bench() as ready:
+            ticket, content = self._served(ready)
+            with self.frozen(ready):
+                for name, call in self._calls(ready, ticket):
+                    must_raise(DeadlineExceeded, partial(call, Until(0.1)), f"{name} did not raise DeadlineExceeded")
+                ready.poison_what_landed()
+            self.watch(ready)
+            ready.load(ready.place(0, LARGE), ticket, content)
+
+    def test_frozen_until_cancelled(self) -> None:
+        """A call of a silent backend that is cancelled meanwhile raises Cancelled soon."""
+        with self.bench() as ready:
+            ticket, content = self._served(ready)
+            with self.frozen(ready):
+                for name, call in self._calls(ready, ticket):
+                    within = Until(60.0)
+                    running = Call(partial(call, within), name)
+                    threading.Event().wait(0.02)
+                    within.cancel()
+                    must_raise(Cancelled, partial(running.result, GRACE_S), f"{name} did not raise Cancelled")
+                ready.poison_what_landed()
+            self.watch(ready)
+            ready.load(ready.place(0, LARGE), ticket, content)
+
+    def test_frozen_until_closed(self) -> None:
+        """A call of a silent backend ends soon when its connector is closed."""
+        with self.bench() as ready:
+            ticket, _ = self._served(ready)
+            with self.frozen(ready):
+                running = Call(lambda: ready.get(ready.place(0, LARGE), ticket, Until(60.0)), "get")
+                threading.Event().wait(0.02)
+                Call(ready.reader.close, "close").result(self.close_s)
+                must_raise((KvbelayError, OSError), partial(running.result, GRACE_S), "get did not raise")
+
+    def _served(self, ready: Bench) -> tuple[Ticket, bytes]:
+        source = ready.place(0, LARGE)
+        content = source.memory.fill(1)
+        ticket = ready.put(source)
+        ready.load(ready.place(0, LARGE), ticket, content)
+        return ticket, content
+
+    def _calls(self, ready: Bench, ticket: Ticket) -> list[tuple[str, Callable[[Until], object]]]:
+        return [
+            ("get", lambda within: ready.get(ready.place(0, LARGE), ticket, within)),
+            ("lookup", lambda within: ready.lookup([ticket.batch], within)),
+            ("probe", lambda within: ready.call(ready.reader.probe, "probe", within)),
+        ]
 
 
 class HasPeer(Kit):

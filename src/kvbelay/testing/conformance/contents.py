@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbelay.core.model import Miss
+from kvbelay.core.model import Miss, Ticket
 from kvbelay.errors import FingerprintMismatch, KvbelayError
-from kvbelay.testing.conformance.bench import Nonconforming, require
+from kvbelay.testing.conformance.bench import Nonconforming, Place, require
 from kvbelay.testing.conformance.kit import LARGE, PROFILE, SHAPES, SMALL, Kit, must_raise
 from kvbelay.testing.conformance.scattered import Shape
 
@@ -117,6 +118,38 @@ class Misses(Kit):
             source.memory.fill(1)
             ready.put(source)
             require(not ready.lookup([ready.identity(0), ready.identity(1)]), "lookup went on after a miss")
+
+
+class Finds(Kit):
+    """A plain dictionary says what must be found."""
+
+    @PROFILE
+    @given(
+        steps=st.lists(st.tuples(st.sampled_from(["put", "lookup", "get", "release"]), st.integers(0, 4)), max_size=12)
+    )
+    def test_against_a_model(self, steps: list[tuple[str, int]]) -> None:
+        """What was put and not released is found and lands; what was never put is not found."""
+        present: dict[int, tuple[Place, Ticket]] = {}
+        released: dict[int, tuple[Place, Ticket]] = {}
+        with self.bench() as ready:
+            for step, index in steps:
+                if step == "put" and index not in present:
+                    source = ready.place(index, SMALL)
+                    source.memory.fill(index)
+                    present[index] = (source, ready.put(source))
+                elif step == "lookup":
+                    found = len(ready.lookup([ready.identity(each) for each in range(5)]))
+                    require(all(each in present or each in released for each in range(found)), "lookup found a ghost")
+                    require(found not in present, "lookup stopped before a batch that is there")
+                elif step == "get" and index in present:
+                    source, ticket = present[index]
+                    ready.load(ready.place(index, SMALL), ticket, source.memory.content())
+                elif step == "get" and index in released:
+                    source, ticket = released[index]
+                    ready.attempt(ready.place(index, SMALL), ticket, source.memory.content())
+                elif step == "release" and index in present:
+                    released[index] = present.pop(index)
+                    ready.call(partial(ready.reader.release, released[index][1]), "release")
 
 
 class Fingerprints(Kit):

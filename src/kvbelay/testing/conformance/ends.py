@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -44,20 +45,41 @@ class Calls(Kit):
             ready.load(ready.place(0, LARGE), ticket, content)
             self.watch(ready)
 
+    def test_put_cut_short(self) -> None:
+        """A put that is cut short gives the memory back, and leaves no batch behind that holds other bytes."""
+        with self.bench() as ready:
+            for step in range(8):
+                source = ready.place(step, LARGE)
+                content = source.memory.fill(step)
+                within = Until(0.0003 * step) if step % 2 else Until(self.within_s)
+                timer = threading.Timer(0.0004 * step, within.cancel)
+                timer.start()
+                with contextlib.suppress(KvbelayError, OSError):
+                    ready.put(source, within)
+                    content = source.memory.content()
+                timer.join()
+                if not self.publishes:
+                    source.memory.poison()
+                for ticket in ready.lookup([source.batch.id]):
+                    ready.attempt(ready.place(step, LARGE), ticket, content)
+
     def test_memory_is_ours_again(self) -> None:
-        """After get has returned, nobody writes into its destination."""
+        """After get has returned or raised, nobody writes into its destination."""
         with self.bench() as ready:
             for index in range(3):
                 source = ready.place(index, SMALL)
                 content = source.memory.fill(index)
-                ready.load(ready.place(index, SMALL), ready.put(source), content)
+                ready.attempt(ready.place(index, SMALL), ready.put(source), content)
             ready.poison_what_landed()
             self.watch(ready)
 
     def test_concurrent(self) -> None:
         """Threads that put and get at once each see their own bytes."""
         with self.bench() as ready:
-            running = [Call(partial(_traffic, ready, lane), f"lane {lane}") for lane in range(4)]
+            source = ready.place(1000, SMALL)
+            shared = source.memory.fill(1000)
+            ticket = ready.put(source)
+            running = [Call(partial(_traffic, ready, lane, ticket, shared), f"lane {lane}") for lane in range(4)]
             for call in running:
                 call.result(4 * self.within_s)
 
@@ -157,7 +179,9 @@ class Lives(Kit):
                 ready.reader, kept = reader, ready.reader
                 source = ready.place(round_, SMALL)
                 content = source.memory.fill(round_)
-                ready.load(ready.place(round_, SMALL), ready.put(source), content)
+                ticket = ready.put(source)
+                ready.load(ready.place(round_, SMALL), ticket, content)
+                ready.attempt(ready.place(round_, SMALL), ticket, content, _cancelled())
                 Call(reader.close, "close").result(self.close_s)
                 ready.reader = kept
 
@@ -185,12 +209,13 @@ def _load_until_closed(ready: Bench, place: Place, ticket: Ticket, content: byte
             return
 
 
-def _traffic(ready: Bench, lane: int) -> None:
+def _traffic(ready: Bench, lane: int, shared_ticket: Ticket, shared: bytes) -> None:
     for step in range(6):
         index = lane * 6 + step
         shape: Shape = [(2 + lane, 4096 * (1 + step)), (1, 100 + lane)]
         source = ready.place(index, shape, seed=index)
         content = source.memory.fill(index)
         ticket = ready.put(source)
-        for again in range(2):
-            ready.load(ready.place(index, shape, seed=again), ticket, content)
+        ready.load(ready.place(index, shape, seed=step), ticket, content)
+        ready.load(ready.place(1000, SMALL), shared_ticket, shared)
+        ready.load(ready.place(index, shape, seed=lane), ticket, content)
