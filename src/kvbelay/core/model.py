@@ -254,6 +254,8 @@ class Outcome(msgspec.Struct, frozen=True):
     elapsed_s: float
     child: str = ""
     """The child that completed it; empty where none did."""
+    nbytes: int = 0
+    """Bytes that all attempts together moved, as far as the driver counts them."""
     tickets: tuple[Ticket, ...] = ()
     """After a save: what a reader needs, all children's."""
 

@@ -284,8 +284,10 @@ class Belay:
         errand = self._errands.pop((outcome.request, outcome.side), None)
         if errand is None:
             return
-        tickets = [ticket for attempt in errand.attempts if attempt.landed for ticket in attempt.tickets]
-        if outcome.side is Side.SAVE:
-            outcome = msgspec.structs.replace(outcome, tickets=tuple(tickets))
-        errand.outcome = outcome
+        saved = [attempt for attempt in errand.attempts if attempt.landed and outcome.side is Side.SAVE]
+        errand.outcome = msgspec.structs.replace(
+            outcome,
+            nbytes=sum(attempt.nbytes for attempt in errand.attempts),
+            tickets=tuple(ticket for attempt in saved for ticket in attempt.tickets),
+        )
         errand.done.set()

@@ -76,6 +76,8 @@ class Strike(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     times: int = 1
     """Strikes in all."""
     seconds: float = 0.0
+    request: str = ""
+    """Only calls for this request are struck and counted; empty: all calls."""
 
     def __post_init__(self) -> None:
         """Refuse what could not strike."""

@@ -1,0 +1,142 @@
+"""The decode process: fetches a prompt's KV cache through two children that break, and answers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+
+from kvbelay.cli.demo.messages import Answered, Loaded, Prompt, Setup, StruckNow, Swallowed, say
+from kvbelay.cli.demo.prefill import STEP_BLOCKS, STORE_NBYTES
+from kvbelay.cli.demo.worker import open_engine, require_all, serve
+from kvbelay.connectors.faulty import Faulty, Plan, Struck
+from kvbelay.connectors.port import Connector
+from kvbelay.connectors.registry import prepare
+from kvbelay.core.circuit import CircuitPolicy
+from kvbelay.core.model import Action, Do, Event, Kind, Outcome, Report, Side
+from kvbelay.core.policy import Policy
+from kvbelay.reference import PagedCache
+from kvbelay.runtime.belay import Belay
+
+LOAD_S = 6.0
+POLICY = Policy(
+    attempts=5,
+    attempts_per_child=2,
+    attempt_s=1.0,
+    drain_s=0.3,
+    circuit=CircuitPolicy(failures=20, window_s=5.0, pause_s=0.2),
+)
+
+
+WORDS = {Do.START: "asked", Do.ABORT: "out of time", Do.HOLD: "does not come back, blocks held"}
+
+
+class Diary:
+    """What happened to each request, in words, as the layer reports it."""
+
+    def __init__(self) -> None:
+        self._lines: dict[str, list[str]] = {}
+
+    def watch(self, thing: Event | Report | Action, _at: float) -> None:
+        """A hook of `Belay`."""
+        line = ""
+        if isinstance(thing, Report) and thing.failure is not None and thing.kind is Kind.FAILED:
+            line = f"{thing.child}: {thing.failure.kind}"
+        elif isinstance(thing, Report) and thing.kind is Kind.MISSED:
+            line = f"{thing.child}: miss"
+        elif isinstance(thing, Action) and thing.do in WORDS:
+            line = f"{thing.child} {WORDS[thing.do]}"
+            if thing.do is Do.START and thing.start:
+                line += f" from token {thing.start}"
+        if line:
+            self._lines.setdefault(thing.request, []).append(line)
+
+    def take(self, request: str) -> tuple[str, ...]:
+        """What was noted of a request."""
+        return tuple(self._lines.pop(request, ()))
+
+
+class Tails:
+    """Blocks that a child may still write into, until the layer says that it does not."""
+
+    def __init__(self, cache: PagedCache) -> None:
+        self._cache = cache
+        self._lock = threading.Lock()
+        self._held: dict[str, tuple[int, ...]] = {}
+        self._early: set[str] = set()
+
+    def replace(self, request: str, table: tuple[int, ...], watermark: int) -> tuple[int, ...]:
+        """A table with new blocks beyond the watermark; the old ones are freed when the layer releases them."""
+        kept = watermark // self._cache.block_tokens
+        fresh = table[:kept] + self._cache.allocate((len(table) - kept) * self._cache.block_tokens)
+        with self._lock:
+            if request not in self._early:
+                self._held[request] = table[kept:]
+                return fresh
+            self._early.remove(request)
+        self._cache.free(table[kept:])
+        return fresh
+
+    def released(self, request: str, _side: Side) -> None:
+        """A hook of `Belay`; it may come before `replace`."""
+        with self._lock:
+            tail = self._held.pop(request, None)
+            if tail is None:
+                self._early.add(request)
+                return
+        self._cache.free(tail)
+
+
+def start(setup: Setup) -> tuple[Belay, Callable[[Prompt], None], Callable[[], None]]:
+    """Open the engine, and the children behind their faults."""
+    engine, cache = open_engine(setup)
+    diary = Diary()
+    tails = Tails(cache)
+
+    def struck(strike: Struck) -> None:
+        say(StruckNow(strike.request, strike.child, strike.fault))
+
+    belay = Belay(POLICY, watch=diary.watch, released=tails.released, seed=setup.seed)
+
+    def opener(name: str, connector: str, config: dict[str, object]) -> Connector:
+        inner = prepare(name, connector, config, source="the demo").open(cache.fingerprint())
+        plan = Plan(setup.seed, setup.strikes.get(name, ()))
+
+        def echo(request: str, epoch: int, result: object) -> None:
+            belay.heard(name, Side.LOAD, request, result, epoch=epoch)
+
+        return Faulty(inner, plan, child=name, struck=struck, echo=echo)
+
+    belay.add("near", partial(opener, "near", "stream", {"peers": [setup.near]}))
+    belay.add("store", partial(opener, "store", "file", {"path": setup.store, "capacity_nbytes": STORE_NBYTES}))
+    require_all(belay)
+
+    def work(prompt: Prompt) -> None:
+        table = cache.allocate(len(prompt.tokens) + prompt.max_new)
+        ids = cache.batch_ids(prompt.tokens, STEP_BLOCKS)
+        outcome: Outcome | None = None
+        watermark = 0
+        if ids:
+            outcome = belay.load(prompt.id, prompt.tickets, cache.batches(ids, table, prompt.id), LOAD_S)
+            watermark = outcome.watermark
+            if outcome.held:
+                table = tails.replace(prompt.id, table, watermark)
+        say(Loaded(prompt.id, outcome, outcome.nbytes if outcome else 0, diary.take(prompt.id)))
+        began = time.monotonic()
+        answer = engine.generate(prompt.tokens, prompt.max_new, table, start=watermark)
+        cache.free(table)
+        say(Answered(prompt.id, tuple(answer.tokens), answer.recomputed, time.monotonic() - began))
+
+    def finish() -> None:
+        counts: Counter[str] = Counter()
+        for (child, reason), count in belay.swallowed().items():
+            counts[f"{child}: {reason.value}"] += count
+        say(Swallowed(dict(counts), belay.pending()))
+
+    return belay, work, finish
+
+
+if __name__ == "__main__":
+    serve(start)
