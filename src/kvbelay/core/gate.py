@@ -119,10 +119,10 @@ class Gate:
         order, before = latch.order, latch.state
 
         def choose(moves: tuple[Move, ...]) -> Move:
-            if kind is Kind.LANDED and leased:
-                return pick(moves, When.LEASED)
             if kind is Kind.LANDED and 0 < stop < order.stop:
                 return pick(moves, When.SHORT)
+            if kind is Kind.LANDED and leased:
+                return pick(moves, When.LEASED)
             # A gate has no policy: its attempt is over, and the ledger decides on another.
             return pick(moves, When.WHOLE, When.ONWARD)
 

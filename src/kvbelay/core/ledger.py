@@ -199,10 +199,10 @@ class Ledger:
             if refusal is not None:
                 track.failures.append(refusal)
             return pick(moves, When.ADMITTED if refusal is None else When.REFUSED)
-        if said.kind is Kind.LANDED and said.leased and track.side is Side.SAVE:
-            return pick(moves, When.LEASED)
         if said.kind is Kind.LANDED and said.stop < track.goal:
             return pick(moves, When.SHORT)
+        if said.kind is Kind.LANDED and said.leased and track.side is Side.SAVE:
+            return pick(moves, When.LEASED)
         if moves[0].when is When.WHOLE:
             return moves[0]
         wait_s = self._wait(leg, now)
@@ -290,10 +290,13 @@ class Ledger:
     def _decide(self, track: Track, now: float, out: list[Action]) -> None:
         if track.side is Side.SAVE:
             if not track.legs:
-                error = errors.ChildUnavailable("no child takes part in this save")
+                error: errors.KvbelayError = errors.ChildUnavailable("no child takes part in this save")
                 track.failures.append(fail(error, _where(LegRecord(track, ""))))
             if all(leg.state in {Leg.DONE, Leg.HELD} for leg in track.legs):
                 landed = [leg.child for leg in track.legs if leg.landed]
+                if not landed and not track.failures:  # a save that "missed"
+                    error = errors.SaidNothing("no child took it, and none says why")
+                    track.failures.append(fail(error, _where(LegRecord(track, ""))))
                 track.winner = landed[0] if landed else ""
                 track.result = Result.SAVED if landed else Result.FAILED
             return

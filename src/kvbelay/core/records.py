@@ -94,7 +94,7 @@ class Tally(msgspec.Struct):
             if report.kind is not Kind.DRAINED:
                 return None
             self.drained.add(rank)
-        elif report.kind is Kind.LANDED and not report.leased and report.stop < goal:
+        elif report.kind is Kind.LANDED and report.stop < goal:
             return self._progress()
         else:
             self.first[rank] = report
