@@ -40,6 +40,8 @@ T = TypeVar("T")
 
 GRACE_S = 2.0
 """Seconds that a call may take beyond its deadline, on a busy machine."""
+LEAK_S = 0.5
+"""Seconds after close in which the system may still be taking away what was closed."""
 TOKENS = 16
 """Tokens a batch of the kit covers."""
 
@@ -278,7 +280,7 @@ def bench(kit: Opens) -> Iterator[Bench]:
             yield ready
         finally:
             ready.close()
-        left = residue.found(GRACE_S)
+        left = residue.found(LEAK_S)
         require(not left, f"left behind after close: {', '.join(left)}")
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
