@@ -30,24 +30,29 @@ def fetch(
         link.send(Read(number, ticket.batch, stripe, len(links)), ask)
     landing = _Landing(links, chunked(views), ticket.nbytes, ask)  # while the source begins to send
     helped: list[Future[None]] = []
+    over = False
     try:
-        try:
-            helped.extend(crew.submit(landing.land, stripe) for stripe in range(1, len(links)))
-        except RuntimeError as exc:  # the crew was dismissed
-            raise Closed("the connector was closed") from exc
+        helped.extend(_submit(crew, landing, stripe) for stripe in range(1, len(links)))
         landing.land(0)
         for stripe, future in enumerate(helped, 1):
             if future.cancel():  # every thread of the crew is busy with another batch
                 landing.land(stripe)
-    except BaseException:
-        landing.stop()
-        raise
+        over = True
     finally:
+        if not over:
+            landing.stop()
         begun = [future for future in helped if not future.cancel()]
         wait(begun)
     for future in begun:
         future.result()
     return landing.digest()
+
+
+def _submit(crew: ThreadPoolExecutor, landing: _Landing, stripe: int) -> Future[None]:
+    try:
+        return crew.submit(landing.land, stripe)
+    except RuntimeError as exc:  # the crew was dismissed
+        raise Closed("the connector was closed") from exc
 
 
 class _Landing:

@@ -88,11 +88,10 @@ class Pool:
             self._busy.add(link)
             if self._closed:  # since `_take`: `close` has not seen this one
                 link.shutdown()
-        try:
+        with contextlib.ExitStack() as unless_done:
+            unless_done.callback(self._give_back, peer, [link], keep=False)
             self._greet(link, ask)
-        except BaseException:
-            self._give_back(peer, [link], keep=False)
-            raise
+            unless_done.pop_all()
         return link
 
     def _greet(self, link: Link, ask: Ask) -> None:

@@ -90,13 +90,11 @@ def tune(sock: socket.socket) -> None:
 
 def dial(address: Address, ask: Callable[[], object]) -> socket.socket:
     """A tuned connection. ``ask`` is called at least every `SLICE_S` seconds, and ends the wait by raising."""
-    sock = socket.socket(address.family, socket.SOCK_STREAM)
-    try:
+    with contextlib.ExitStack() as unless_done:
+        sock = unless_done.enter_context(socket.socket(address.family, socket.SOCK_STREAM))
         tune(sock)
         _connect(sock, address, ask)
-    except BaseException:
-        sock.close()
-        raise
+        unless_done.pop_all()
     return sock
 
 
@@ -110,6 +108,18 @@ class Listener:
     def __init__(self, address: Address, *, field: str) -> None:
         self.sock = socket.socket(address.family, socket.SOCK_STREAM)
         self._inode: tuple[int, int] | None = None
+        with contextlib.ExitStack() as unless_done:
+            unless_done.callback(self._close, address)
+            self._listen(address, field)
+            unless_done.pop_all()
+        self.address = address if address.path else Address(host=address.host, port=self.sock.getsockname()[1])
+
+    def close(self) -> None:
+        """Let go of the address."""
+        self._close(self.address)
+
+    def _listen(self, address: Address, field: str) -> None:
+        remedy = "choose another address, or one that this user may use"
         try:
             if address.path:
                 _clear_stale(address.path, field)
@@ -122,18 +132,9 @@ class Listener:
                 Path(address.path).chmod(0o600)
             self.sock.listen(BACKLOG)
         except OSError as exc:
-            self._close(address)
             what = "is in use" if exc.errno == errno.EADDRINUSE else f"cannot be listened on: {exc.strerror}"
             msg = f"{address} {what}"
-            raise ConfigError(msg, field=field, remedy="choose another address, or one that this user may use") from exc
-        except ConfigError:
-            self._close(address)
-            raise
-        self.address = address if address.path else Address(host=address.host, port=self.sock.getsockname()[1])
-
-    def close(self) -> None:
-        """Let go of the address."""
-        self._close(self.address)
+            raise ConfigError(msg, field=field, remedy=remedy) from exc
 
     def _close(self, address: Address) -> None:
         with contextlib.suppress(OSError):  # the file may have been removed, or be another's by now
