@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -19,10 +20,10 @@ from kvbelay.runtime.deadline import Until
 CALLS = 400
 
 
-def struck(plan: Plan, calls: int = CALLS) -> list[tuple[int, Fault]]:
-    """Which of so many get calls are struck, by what."""
+def struck(plan: Plan, requests: Sequence[str] = ("r",) * CALLS) -> list[tuple[int, Fault]]:
+    """Which of the get calls for these requests are struck, by what."""
     schedule = _Schedule(plan)
-    found = [schedule.next(Operation.GET) for _ in range(calls)]
+    found = [schedule.next(Operation.GET, request) for request in requests]
     return [(number, strike.fault) for number, strike in found if strike is not None]
 
 
@@ -56,6 +57,7 @@ def test_plan_from_a_configuration() -> None:
         ({"fault": "drop", "nth": 1, "when": "now"}, "when"),
         ({"fault": "corrupt", "operation": "put", "nth": 1}, "cannot strike 'put'"),
         ({"fault": "duplicate", "operation": "probe", "nth": 1}, "cannot strike 'probe'"),
+        ({"fault": "drop", "operation": "lookup", "nth": 1, "request": "r"}, "lookup has no request"),
     ],
 )
 def test_bad_strike_is_refused(strike: dict[str, Any], says: str) -> None:
@@ -69,6 +71,12 @@ def test_nth_and_times() -> None:
     """A strike with nth hits that call and the ones that follow, as many as times says."""
     plan = Plan(0, (Strike(fault=Fault.DROP, nth=3, times=2), Strike(fault=Fault.DIE, nth=4)))
     assert struck(plan) == [(3, Fault.DROP), (4, Fault.DROP), (5, Fault.DIE)]
+
+
+def test_request_counts_for_itself() -> None:
+    """A strike that names a request counts, and hits, that request's calls alone."""
+    plan = Plan(0, (Strike(fault=Fault.DROP, nth=2, request="b"), Strike(fault=Fault.DIE, nth=4)))
+    assert struck(plan, ["a", "b", "a", "a", "b", "b"]) == [(4, Fault.DIE), (5, Fault.DROP)]
 
 
 @settings(max_examples=30, deadline=None, derandomize=True, database=None)
@@ -102,7 +110,7 @@ def test_operations_are_counted_apart() -> None:
     """The nth call is the nth of its own operation."""
     schedule = _Schedule(Plan(0, (Strike(fault=Fault.DROP, operation=Operation.PUT, nth=2),)))
     calls = [Operation.GET, Operation.PUT, Operation.GET, Operation.PUT]
-    assert [schedule.next(each)[1] is not None for each in calls] == [False, False, False, True]
+    assert [schedule.next(each, "r")[1] is not None for each in calls] == [False, False, False, True]
 
 
 def test_backend_opens_what_is_inside(held: Any) -> None:

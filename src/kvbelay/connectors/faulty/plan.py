@@ -91,6 +91,9 @@ class Strike(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if loads or (self.fault in TRANSFERS and self.operation not in {Operation.GET, Operation.PUT}):
             msg = f"fault {self.fault.value!r} cannot strike {self.operation.value!r}"
             raise ValueError(msg)
+        if self.request and self.operation not in {Operation.GET, Operation.PUT}:
+            msg = f"{self.operation.value} has no request by which to choose its calls"
+            raise ValueError(msg)
 
 
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
