@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import click
 import msgspec
 
-from kvbelay.errors import CacheFull, ConfigError, MissingExtra
+from kvbelay.errors import CacheFull, ConfigError, DeadlineExceeded, MissingExtra, PeerLost
 
 try:
     from rich.console import Console
@@ -25,7 +26,7 @@ from kvbelay.reference import Engine, Model, PagedCache, load_model
 
 BLOCKS = 256
 """Blocks of each process's KV cache."""
-MAX_NEW = 24
+MAX_NEW = 16
 """Most tokens of an answer."""
 
 WIDTH = 110
@@ -96,36 +97,38 @@ def _run(stage: Stage, oracle: Model, jobs: list[Prompt], summary: Summary, cons
     level = Level(summary.faults)
     cache = PagedCache(oracle.config, BLOCKS)
     engine = Engine(oracle, cache)
+    known: dict[tuple[int, ...], tuple[int, ...]] = {}
     acts = script(level, len(jobs), stage.setup.seed)
     setup = msgspec.structs.replace(stage.setup, strikes=strikes(level, acts, [job.id for job in jobs]))
-    expected: dict[tuple[int, ...], tuple[int, ...]] = {}
-    with console.status("Starting a prefill and a decode process ...") as status:
+    with ThreadPoolExecutor(1) as alone, console.status("Starting a prefill and a decode process ...") as status:
         performance = Show(stage, setup, console.print)
         for number, (job, act) in enumerate(zip(jobs, acts, strict=True), start=1):
             status.update(f"Request {number} of {len(jobs)} ...")
             row = Row(job.id, oracle.tokenizer.decode(job.tokens), [], movable=cache.transferable(len(job.tokens)))
             summary.rows.append(row)
+            expected = alone.submit(_alone, engine, cache, job, known)
             try:
                 tokens = performance.perform(row, act, job)
             except (PeerLost, DeadlineExceeded) as exc:
                 console.print(f"[bold red]{exc}[/]")
                 summary.rows.extend(Row(lost.id, "", []) for lost in jobs[number:])
                 return
-            if job.tokens not in expected:
-                expected[job.tokens] = _alone(engine, cache, job)
             row.answer = oracle.tokenizer.decode(tokens)
-            row.verdict = Verdict.IDENTICAL if tokens == expected[job.tokens] else Verdict.WRONG
+            row.verdict = Verdict.IDENTICAL if tokens == expected.result() else Verdict.WRONG
             console.print(f"{job.id}  {row.decided}: [dim]{row.answer.strip()[:80]!r}[/dim]")
         performance.close()
     summary.swallowed, summary.pending = performance.swallowed, performance.pending
 
 
-def _alone(engine: Engine, cache: PagedCache, job: Prompt) -> tuple[int, ...]:
-    """The answer without disaggregation."""
-    table = cache.allocate(len(job.tokens) + job.max_new)
-    answer = engine.generate(job.tokens, job.max_new, table)
-    cache.free(table)
-    return tuple(answer.tokens)
+def _alone(
+    engine: Engine, cache: PagedCache, job: Prompt, known: dict[tuple[int, ...], tuple[int, ...]]
+) -> tuple[int, ...]:
+    """The answer without disaggregation; a prompt that was asked before is not computed again."""
+    if job.tokens not in known:
+        table = cache.allocate(len(job.tokens) + job.max_new)
+        known[job.tokens] = tuple(engine.generate(job.tokens, job.max_new, table).tokens)
+        cache.free(table)
+    return known[job.tokens]
 
 
 def _require_room(jobs: list[Prompt], model: Model) -> None:

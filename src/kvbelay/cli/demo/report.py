@@ -104,7 +104,7 @@ def _sentence(summary: Summary) -> str:
         return "Nothing went wrong: every answer came over the wire, and nothing had to be computed twice."
     if summary.good:
         return (
-            f"Faults struck {struck} times while the KV cache moved, and each of the {len(summary.rows)} answers is the "
-            "one that the model gives without any transfer."
+            f"Faults struck {struck} times while the KV cache moved, and each of the {len(summary.rows)} answers "
+            "is the one that the model gives without any transfer."
         )
     return "This must not happen: an answer is missing or differs, or something was left behind. Please report it."

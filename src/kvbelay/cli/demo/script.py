@@ -80,8 +80,8 @@ def script(level: Level, requests: int, seed: int) -> list[Act]:
     if level is Level.DEFAULT:
         return [DEFAULT[index % len(DEFAULT)] for index in range(requests)]
     dice = random.Random(seed)  # noqa: S311  # reproducible, and nobody's secret
-    blows = (Blow.KILL, Blow.FREEZE, Blow.NOTHING)
-    return [Act(blow=dice.choices(blows, (2, 1, 7))[0], disk_full=dice.random() < 0.25) for _ in range(requests)]
+    blows = dice.choices((Blow.KILL, Blow.FREEZE, Blow.NOTHING), (2, 1, 7), k=requests)
+    return [Act(blow=blow, disk_full=dice.random() < STORM_DISK_FULL) for blow in blows]
 
 
 def strikes(level: Level, acts: list[Act], ids: list[str]) -> dict[str, tuple[Strike, ...]]:

@@ -14,6 +14,10 @@ from kvbelay.core.model import Outcome, Result
 from kvbelay.errors import KvbelayError
 
 
+NOT_ASKED = frozenset({"CircuitOpen", "QuarantineFull", "ChildUnavailable"})
+"""Kinds of failures of a child that was not even tried."""
+
+
 class Verdict(Enum):
     """What became of an answer."""
 
@@ -131,6 +135,8 @@ def decided(outcome: Outcome, movable: int) -> str:
     if outcome.result is Result.LOADED:
         if not outcome.failures:
             return f"loaded through {outcome.child}"
+        if outcome.failures[0].kind in NOT_ASKED:
+            return f"{first} left alone, loaded through {outcome.child}"
         if outcome.child == first:
             return f"retried, loaded through {outcome.child}"
         return f"failed over from {first} to {outcome.child}"
