@@ -54,6 +54,7 @@ def test_plan_from_a_configuration() -> None:
         ({"fault": "drop", "rate": 1.5}, "rate at most 1"),
         ({"fault": "drop", "nth": 1, "times": 0}, "times at least 1"),
         ({"fault": "drop", "nth": 1, "seconds": -1.0}, "not negative"),
+        ({"fault": "drop", "nth": 1, "seconds": float("inf")}, "at most a day"),
         ({"fault": "drop", "nth": 1, "when": "now"}, "when"),
         ({"fault": "corrupt", "operation": "put", "nth": 1}, "cannot strike 'put'"),
         ({"fault": "duplicate", "operation": "probe", "nth": 1}, "cannot strike 'probe'"),

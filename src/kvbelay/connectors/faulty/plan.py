@@ -59,6 +59,8 @@ class Fault(Enum):
     """The call speaks of a batch of another model."""
 
 
+DAY_S = 86_400
+"""Most seconds that a strike may last."""
 LOADS = frozenset({Fault.REORDER, Fault.CORRUPT, Fault.TRUNCATE, Fault.LIE, Fault.LATE_WRITE})
 """Faults of what lands: they strike `Operation.GET` alone."""
 TRANSFERS = frozenset({Fault.DUPLICATE, Fault.LATE, Fault.WRONG_FINGERPRINT})
@@ -84,8 +86,8 @@ class Strike(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if (self.nth > 0) == (self.rate > 0):
             msg = "a strike needs either nth (1 or more) or a rate above 0"
             raise ValueError(msg)
-        if self.nth < 0 or not 0 <= self.rate <= 1 or self.times < 1 or self.seconds < 0:
-            msg = "nth is 1 or more, rate at most 1, times at least 1, and seconds are not negative"
+        if self.nth < 0 or not 0 <= self.rate <= 1 or self.times < 1 or not 0 <= self.seconds <= DAY_S:
+            msg = "nth is 1 or more, rate at most 1, times at least 1, and seconds are at most a day, not negative"
             raise ValueError(msg)
         loads = self.fault in LOADS and self.operation is not Operation.GET
         if loads or (self.fault in TRANSFERS and self.operation not in {Operation.GET, Operation.PUT}):

@@ -114,14 +114,20 @@ class Bench:
     `call`, `lookup`, `put`, `get`, `load` and `attempt` each make one call and check what the port says of it.
     """
 
+    source: Connector
+    reader: Connector
+
     def __init__(self, kit: Opens, scratch: Path) -> None:
         self.kit = kit
         self.scratch = scratch
         self._open: list[Connector] = []
         self._destinations: list[Scattered] = []
         self._requests = itertools.count(1)
-        self.source = self.opened(kit.open_source(scratch, kit.fingerprint))
-        self.reader = self.opened(kit.open_reader(scratch, kit.fingerprint))
+
+    def open(self) -> None:
+        """Open the source, then the reader."""
+        self.source = self.opened(self.kit.open_source(self.scratch, self.kit.fingerprint))
+        self.reader = self.opened(self.kit.open_reader(self.scratch, self.kit.fingerprint))
 
     def opened(self, connector: Connector) -> Connector:
         """Have the bench close this connector, too."""
@@ -254,12 +260,11 @@ class Bench:
         return msgspec.msgpack.decode(msgspec.msgpack.encode(ticket), type=Ticket)
 
     def close(self) -> None:
-        """Close all, twice, the youngest first; then look at what each destination holds."""
+        """Close all, twice, the youngest first."""
         while self._open:
             connector = self._open.pop()
             for name in ("close", "second close"):
                 Call(connector.close, name).result(self.kit.close_s)
-        self.require_untouched()
 
 
 def _left_s(within: Until) -> float:
@@ -277,9 +282,11 @@ def bench(kit: Opens) -> Iterator[Bench]:
     try:
         ready = Bench(kit, scratch)
         try:
+            ready.open()
             yield ready
         finally:
             ready.close()
+        ready.require_untouched()
         left = residue.found(LEAK_S)
         require(not left, f"left behind after close: {', '.join(left)}")
     finally:
