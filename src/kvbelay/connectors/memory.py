@@ -12,7 +12,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import msgspec
 
@@ -25,9 +25,9 @@ from kvbelay.errors import Closed, ConfigError, FingerprintMismatch, InvalidBatc
 class MemoryConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the configuration may say."""
 
-    store: str = "default"
+    store: Annotated[str, msgspec.Meta(min_length=1)] = "default"
     """Connectors of this process that name the same store share it."""
-    capacity_nbytes: int = 256 * 2**20
+    capacity_nbytes: Annotated[int, msgspec.Meta(ge=1)] = 256 * 2**20
     """Most bytes that the store keeps; the same for all who name it."""
 
 

@@ -74,10 +74,10 @@ class Publishes(Protocol):
 
 @runtime_checkable
 class Unfenced(Protocol):
-    """A connector whose backend may write into a batch's memory after `get` has ended."""
+    """A connector whose backend may write into a batch's memory after `get` has ended, or read it after `put`."""
 
     def drain(self, batch: TransferBatch, within: Deadline) -> bool:
-        """True once nobody can write into the batch's memory any more; False if that is not known at the deadline."""
+        """True once nobody can touch the batch's memory any more; False if that is not known at the deadline."""
         ...
 
 
