@@ -17,6 +17,7 @@ from kvbelay.core.boundary import Where, call, is_a, type_name
 from kvbelay.core.model import BatchId, Failure, Kind, Miss, Side, Ticket, TransferBatch
 from kvbelay.runtime.deadline import Until
 from kvbelay.runtime.plan import Cargo
+from kvbelay.runtime.pool import contain
 from kvbelay.runtime.slot import Slot
 
 
@@ -56,7 +57,7 @@ class Word(msgspec.Struct, frozen=True):
 def run(attempt: Attempt, progress: Callable[[int], None]) -> Word:
     """Do it, on a thread of the child's pool. ``progress`` hears how many leading tokens are good. Does not raise."""
     load = attempt.side is Side.LOAD
-    word = call(lambda: _load(attempt, progress) if load else _save(attempt), attempt.where)
+    word = contain(lambda: _load(attempt, progress) if load else _save(attempt), attempt.where)
     return Word(Kind.FAILED, failure=word) if isinstance(word, Failure) else word
 
 
@@ -70,7 +71,10 @@ def _load(attempt: Attempt, progress: Callable[[int], None]) -> Word:
         if batch.id not in given and not looked_up:
             _refuse_other_fingerprint(batch.id, given)
             looked_up = True
-            given.update(_look_up(attempt, [other.id for other, _ in moves[index:]]))
+            found = _look_up(attempt, [other.id for other, _ in moves[index:]])
+            if isinstance(found, Failure):
+                return Word(Kind.FAILED, failure=found)
+            given.update((ticket.batch, ticket) for ticket in found)
         ticket = given.get(batch.id)
         word = Word(Kind.MISSED) if ticket is None else _get(attempt, batch, ticket)
         if word is not None:
@@ -86,7 +90,7 @@ def _get(attempt: Attempt, batch: TransferBatch, ticket: Ticket) -> Word | None:
     where, slot = attempt.where, attempt.slot
     mine = msgspec.structs.replace(batch, request=where.request, epoch=where.epoch)
     result = call(lambda: slot.connector.get(mine, ticket, attempt.until), where)
-    read = result if isinstance(result, Failure) else verdict.read(result, where)
+    read = result if is_a(result, Failure) else verdict.read(result, where)
     if isinstance(read, Failure):
         return Word(Kind.FAILED, failure=read)
     if isinstance(read, Miss):
@@ -105,11 +109,10 @@ def _get(attempt: Attempt, batch: TransferBatch, ticket: Ticket) -> Word | None:
     return None
 
 
-def _look_up(attempt: Attempt, ids: Sequence[BatchId]) -> dict[BatchId, Ticket]:
+def _look_up(attempt: Attempt, ids: Sequence[BatchId]) -> list[Ticket] | Failure:
     """The child's own tickets for the leading ones of these batches."""
-    where = Where(attempt.where.child, "lookup", attempt.where.request, attempt.where.epoch)
-    found = attempt.slot.connector.lookup(ids, attempt.until)
-    return {ticket.batch: ticket for ticket in _checked(found, where)}
+    where = msgspec.structs.replace(attempt.where, operation="lookup")
+    return call(lambda: _checked(attempt.slot.connector.lookup(ids, attempt.until), where), where)
 
 
 def _save(attempt: Attempt) -> Word:
@@ -152,6 +155,7 @@ def _checked(tickets: Sequence[object], where: Where) -> list[Ticket]:
         if not is_a(ticket, Ticket):
             msg = f"expected a Ticket, got a {type_name(ticket)!r}"
             raise errors.UnknownShape(msg, child=where.child, operation=where.operation, request=where.request)
+        hash(ticket)  # a field that cannot be hashed raises here, inside the boundary
         checked.append(ticket)
     return checked
 

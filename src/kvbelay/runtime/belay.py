@@ -10,25 +10,29 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import msgspec
 
 from kvbelay import errors
 from kvbelay.connectors.port import Connector
-from kvbelay.connectors.registry import fenced
+from kvbelay.connectors.registry import METHODS, fenced
 from kvbelay.core import verdict
-from kvbelay.core.boundary import Where, call, fail
+from kvbelay.core.boundary import Where, call, fail, is_a, peek, type_name
 from kvbelay.core.children import Status
 from kvbelay.core.circuit import CircuitState
-from kvbelay.core.model import Action, Event, Failure, Kind, Outcome, Side, Swallow, Ticket, TransferBatch
+from kvbelay.core.model import Action, Event, Failure, Kind, Outcome, Result, Side, Swallow, Ticket, TransferBatch
 from kvbelay.core.policy import Policy
 from kvbelay.runtime.attempt import Attempt
 from kvbelay.runtime.driver import Driver, Watch
 from kvbelay.runtime.plan import Cargo
+from kvbelay.runtime.pool import contain
 from kvbelay.runtime.slot import Slot
 
 ARENA_NBYTES = 256 << 20
 """Size of the arena of a child that has to be staged, unless it is given."""
+CLOSE_S = 1.0
+"""Seconds that closing waits for what should need none."""
 
 
 class ChildState(msgspec.Struct, frozen=True):
@@ -106,31 +110,38 @@ class Belay:
 
         What ``opener`` raises becomes the cause of an unavailable slot, and is returned. ``digest_in_pass`` is
         `Backend.digest_in_pass`. A connector that is `Unfenced` moves through an arena of ``arena_nbytes``.
-        Raises `ConfigError` if the name is taken or empty.
+        Raises `ConfigError` if the name is taken or empty, `Closed` if the layer is closed.
         """
         with self._change:
-            known = self._driver.ledger.children.get(child)
-            if not child or (known is not None and known.status is not Status.REMOVED):
-                what = "a child needs a name" if not child else f"there is a child named {child!r} already"
-                raise errors.ConfigError(what, field="name", remedy="give every child a name of its own")
-        connector = call(lambda: fenced(opener(), child=child, arena_nbytes=arena_nbytes), Where(child, "open"))
+            refused = self._refusal(child)
+        if refused is not None:
+            raise refused
+        connector = _open(opener, child, arena_nbytes)
+        failure = connector if isinstance(connector, Failure) else None
         slot = None
         if not isinstance(connector, Failure):
             slot = Slot(child, connector, digest_in_pass=digest_in_pass, threads=self._threads)
             slot.publish(self._driver.lease_ended)
-        failure = connector if isinstance(connector, Failure) else None
         with self._change:
-            self._driver.ledger.children.add(child, epochs=True, unavailable=failure)
+            refused = self._refusal(child)  # meanwhile another may have come, or the end
+            if refused is None:
+                self._driver.ledger.children.add(child, epochs=True, unavailable=failure)
+                self._driver.gate.know(child)
+                if slot is not None:
+                    self._slots[child] = slot
+        if refused is not None:
             if slot is not None:
-                self._slots[child] = slot
+                slot.shut()
+                slot.close(CLOSE_S)
+            raise refused
         return failure
 
     def drain(self, child: str) -> None:
         """Give the child no new transfers; those in flight go on. Raises `ConfigError` if there is no such child."""
         with self._change:
-            if child not in self._driver.ledger.children:
+            if child not in self._present():
                 what = f"there is no child named {child!r}"
-                raise errors.ConfigError(what, field="name")
+                raise errors.ConfigError(what, field="name", remedy="name one of " + ", ".join(self._present()))
             self._driver.ledger.children.drain(child)
 
     def remove(self, child: str, *, drain_s: float) -> int:
@@ -144,7 +155,10 @@ class Belay:
             self._change.wait_for(lambda: child not in children or not children[child].live, timeout=drain_s)
             slot = self._slots.pop(child, None)
         self._driver.feed(Event(Kind.LOST, child=child))
-        return slot.close(drain_s) if slot is not None else 0
+        if slot is None:
+            return 0
+        slot.shut()
+        return slot.close(drain_s)
 
     def load(self, request: str, tickets: Iterable[Ticket], into: Iterable[TransferBatch], within_s: float) -> Outcome:
         """Bring batches into the memory of ``into``. Blocks until the outcome.
@@ -152,41 +166,24 @@ class Belay:
         ``tickets`` are what the source's `save` gave. Children with tickets are tried first, in the order in which
         they come; the others are asked by `lookup`, in the order in which they were added. The outcome comes at most
         the policy's ``drain_s`` and budget wait after ``within_s`` seconds.
+
+        Raises `InvalidBatch` if the batches do not fit together, `RequestBusy` if this request is being loaded, and
+        `Closed`. Ctrl-C calls the request off and passes on when its outcome is there; a second one does not wait.
         """
-        given = tuple(tickets)
-        cargo = Cargo(into)
-        with self._change:
-            plan = tuple(dict.fromkeys([*(ticket.child for ticket in given), *self._driver.ledger.children]))
-        event = Event(Kind.BEGIN, Side.LOAD, request, plan=plan, start=cargo.start, stop=cargo.stop, within_s=within_s)
-        outcome = self._run(event, cargo, given)
-        with self._change:
-            slots = [(self._slots.get(ticket.child), ticket) for ticket in given]
-        for slot, ticket in slots:  # also those of children that were not needed: their source waits for it
-            if slot is not None:
-                slot.release([ticket])
-        return outcome
+        return self._run(Side.LOAD, request, Cargo(into), tuple(tickets), within_s)
 
     def save(self, request: str, batches: Iterable[TransferBatch], within_s: float) -> Outcome:
         """Hand batches to all children at once. Blocks until the outcome, which carries the tickets.
 
         ``outcome.held`` says that readers are served from the batches' own memory: keep it until ``released`` is
-        called, or take it back with `cancel`.
+        called, or take it back with `cancel`. (``released`` may be called before this returns.) Raises as `load` does.
         """
-        cargo = Cargo(batches)
-        with self._change:
-            plan = tuple(self._driver.ledger.children)
-        event = Event(Kind.BEGIN, Side.SAVE, request, plan=plan, start=cargo.start, stop=cargo.stop, within_s=within_s)
-        return self._run(event, cargo, ())
+        return self._run(Side.SAVE, request, Cargo(batches), (), within_s)
 
     def cancel(self, request: str) -> None:
         """Nothing more is wanted of the request: transfers in flight are aborted, leases are withdrawn."""
         for side in Side:
-            self._driver.feed(Event(Kind.CANCEL, side, request))
-        with self._change:
-            slots = list(self._slots.values())
-        for slot in slots:
-            if slot.leases is not None:
-                slot.release(slot.leases.of(request))
+            self._cancel(request, side)
 
     def heard(self, child: str, side: Side, request: str, result: object, *, epoch: int | None = None) -> None:
         """A completion that came by another way than the return of the call, such as an engine's own thread.
@@ -197,15 +194,7 @@ class Belay:
         """
         where = Where(child, "heard", request, epoch or 0)
         read = call(lambda: verdict.read(result, where), where)
-        failure = read if isinstance(read, Failure) else None
-        with self._change:
-            attempt = self._driver.attempts.get((request, side, child))
-            if attempt is not None and epoch in {None, attempt.where.epoch}:
-                if failure is None:
-                    self._driver.gate.swallowed[child, Swallow.EARLY] += 1
-                    return
-                attempt.until.cancel()
-        self._driver.hear((request, side, child), Kind.BROKEN, epoch=epoch, failure=failure)
+        self._driver.overheard(child, side, request, read if isinstance(read, Failure) else None, epoch)
 
     def swallowed(self) -> Counter[tuple[str, Swallow]]:
         """Completions that changed nothing, by child and reason."""
@@ -230,8 +219,11 @@ class Belay:
     def close(self, within_s: float = 5.0) -> int:
         """Cancel everything, close the children, end the threads. Idempotent.
 
-        Returns how many threads are stuck in a connector's call that does not come back.
+        Whoever waits for an outcome gets it, with ``held`` where a call has not come back; ``released`` is called when
+        it does, also after this. Takes about ``within_s`` seconds at most. Returns how many threads are stuck in a
+        connector's call that does not come back.
         """
+        ends_at = time.monotonic() + within_s
         with self._change:
             if self._closed:
                 return 0
@@ -242,28 +234,88 @@ class Belay:
         with self._change:
             self._change.wait_for(lambda: not self._errands, timeout=within_s)
             slots, self._slots = list(self._slots.values()), {}
-        stuck = sum(slot.close(within_s) for slot in slots)
-        return stuck + self._driver.close(within_s)
+        for slot in slots:
+            slot.shut()
+        stuck = sum(slot.close(max(0.0, ends_at - time.monotonic())) for slot in slots)
+        return stuck + self._driver.close(max(CLOSE_S, ends_at - time.monotonic()))
 
-    def _run(self, event: Event, cargo: Cargo, tickets: tuple[Ticket, ...]) -> Outcome:
-        key = (event.request, event.side)
+    def _run(self, side: Side, request: str, cargo: Cargo, tickets: tuple[Ticket, ...], within_s: float) -> Outcome:
         errand = _Errand(cargo, tickets, threading.Event())
-        with self._change:
-            if self._closed:
-                raise errors.Closed("the layer is closed", request=event.request)
-            if key in self._errands:
-                what = f"a {event.side.value} of it is in progress"
-                raise errors.RequestBusy(what, request=event.request, remedy="wait for its outcome or cancel it")
-            self._errands[key] = errand
-        self._driver.feed(event)
+        began = False
         try:
+            with self._change:  # nothing comes between the errand and its beginning
+                self._require_free(side, request)
+                began = True
+                self._errands[request, side] = errand
+                self._driver.step(self._beginning(side, request, errand, within_s))
+            self._driver.tell()
             errand.done.wait()
         except (KeyboardInterrupt, SystemExit):
-            self.cancel(event.request)
+            if began:
+                self._give_up(side, request, errand)
             raise
+        finally:
+            if began:
+                self._release(tickets)
         if errand.outcome is None:
-            raise errors.Closed("the layer was closed before the outcome", request=event.request)
+            raise errors.Closed("the layer was closed before the outcome", request=request)
         return errand.outcome
+
+    def _require_free(self, side: Side, request: str) -> None:
+        if self._closed:
+            raise errors.Closed("the layer is closed", request=request)
+        if (request, side) in self._errands:
+            what = f"a {side.value} of it is in progress"
+            raise errors.RequestBusy(what, request=request, remedy="wait for its outcome or cancel it")
+
+    def _beginning(self, side: Side, request: str, errand: _Errand, within_s: float) -> Event:
+        plan = tuple(dict.fromkeys([*(ticket.child for ticket in errand.tickets), *self._present()]))
+        start, stop = errand.cargo.start, errand.cargo.stop
+        return Event(Kind.BEGIN, side, request, plan=plan, start=start, stop=stop, within_s=within_s)
+
+    def _give_up(self, side: Side, request: str, errand: _Errand) -> None:
+        """Its caller was interrupted: until the outcome is there, somebody may be at the caller's blocks."""
+        self._cancel(request, side)
+        with self._change:
+            owed = self._driver.ledger.busy(request, side)
+        if owed:
+            errand.done.wait()
+        with self._change:  # where the interrupt came before the beginning, no outcome will
+            if self._errands.get((request, side)) is errand:
+                del self._errands[request, side]
+
+    def _cancel(self, request: str, side: Side) -> None:
+        self._driver.feed(Event(Kind.CANCEL, side, request))
+        if side is Side.SAVE:
+            with self._change:
+                slots = [slot for slot in self._slots.values() if slot.leases is not None]
+            for slot in slots:
+                if slot.leases is not None:
+                    slot.release(slot.leases.of(request))
+
+    def _release(self, tickets: tuple[Ticket, ...]) -> None:
+        """The source waits for it, also where its child was not needed."""
+        named: dict[str, list[Ticket]] = {}
+        for ticket in tickets:
+            named.setdefault(ticket.child, []).append(ticket)
+        with self._change:
+            slots = [(self._slots[child], named[child]) for child in named if child in self._slots]
+        for slot, its in slots:
+            slot.release(its)
+
+    def _present(self) -> list[str]:
+        """The children's names, without those that are gone and have left something. Under the lock."""
+        children = self._driver.ledger.children
+        return [name for name in children if children[name].status is not Status.REMOVED]
+
+    def _refusal(self, child: str) -> errors.KvbelayError | None:
+        """Why no child of that name can be added. Under the lock."""
+        if self._closed:
+            return errors.Closed("the layer is closed", child=child)
+        if child and child not in self._present():
+            return None
+        what = "a child needs a name" if not child else f"there is a child named {child!r} already"
+        return errors.ConfigError(what, field="name", remedy="give every child a name of its own")
 
     def _launch(self, action: Action) -> Attempt | Failure:
         """Make the attempt that the ledger wants. Under the lock."""
@@ -273,7 +325,8 @@ class Belay:
         errand = self._errands.get((action.request, action.side))
         if slot is None or errand is None:
             return fail(errors.ChildUnavailable("it was removed"), where)
-        attempt = Attempt(slot, where, action.side, errand.cargo, start=action.start, within_s=action.within_s)
+        start = action.start if action.side is Side.LOAD else errand.cargo.start  # a copy is whole, or none
+        attempt = Attempt(slot, where, action.side, errand.cargo, start=start, within_s=action.within_s)
         if action.side is Side.LOAD:
             attempt.tickets.extend(ticket for ticket in errand.tickets if ticket.child == action.child)
         errand.attempts.append(attempt)
@@ -284,10 +337,25 @@ class Belay:
         errand = self._errands.pop((outcome.request, outcome.side), None)
         if errand is None:
             return
-        saved = [attempt for attempt in errand.attempts if attempt.landed and outcome.side is Side.SAVE]
+        saved = [attempt for attempt in errand.attempts if attempt.landed and outcome.result is Result.SAVED]
         errand.outcome = msgspec.structs.replace(
             outcome,
             nbytes=sum(attempt.nbytes for attempt in errand.attempts),
             tickets=tuple(ticket for attempt in saved for ticket in attempt.tickets),
         )
         errand.done.set()
+
+
+def _open(opener: Callable[[], Connector], child: str, arena_nbytes: int) -> Connector | Failure:
+    """An open connector that keeps the port's promise, or why there is none; then nothing of it is open."""
+    where = Where(child, "open")
+    opened: Any = contain(opener, where)
+    if is_a(opened, Failure):
+        return opened
+    lacking = [name for name in METHODS if not callable(peek(opened, name))]
+    if lacking:
+        return fail(errors.UnknownShape(f"a {type_name(opened)!r} was opened, which lacks {', '.join(lacking)}"), where)
+    connector = contain(lambda: fenced(opened, child=child, arena_nbytes=arena_nbytes), where)
+    if is_a(connector, Failure):
+        contain(lambda: opened.close(), Where(child, "close"))  # noqa: PLW0108  # reading it may raise
+    return connector

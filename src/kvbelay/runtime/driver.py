@@ -14,12 +14,13 @@ from collections.abc import Callable
 from functools import partial
 
 from kvbelay import errors
-from kvbelay.core.boundary import Where, call, fail
+from kvbelay.core.boundary import Where, fail, is_a
 from kvbelay.core.gate import Gate
 from kvbelay.core.ledger import Ledger
-from kvbelay.core.model import Action, Do, Event, Failure, Kind, Order, Outcome, Report, Side
+from kvbelay.core.model import Action, Do, Event, Failure, Kind, Order, Outcome, Report, Side, Swallow
 from kvbelay.core.policy import Policy
 from kvbelay.runtime.attempt import Attempt, Word, run
+from kvbelay.runtime.pool import contain
 
 News = Event | Report | Action
 Watch = Callable[[News, float], None]
@@ -57,41 +58,53 @@ class Driver:
         self._timer = threading.Thread(target=self._keep_time, name="kvbelay-timer", daemon=True)
         self._timer.start()
 
-    def feed(self, thing: Event | Report | None) -> None:
+    def feed(self, thing: Event) -> None:
         """Let something happen, and do what follows from it."""
         with self.change:
-            self._step(thing)
-        self._tell()
+            self.step(thing)
+        self.tell()
 
-    def hear(
-        self, attempt_of: tuple[str, Side, str], kind: Kind, *, epoch: int | None, failure: Failure | None = None
-    ) -> None:
-        """A child's word on a request that did not come from the attempt itself."""
-        request, side, child = attempt_of
+    def overheard(self, child: str, side: Side, request: str, failure: Failure | None, epoch: int | None) -> None:
+        """A child's word on a request that did not come from the attempt itself; no failure: it speaks well of it."""
         with self.change:
-            self._step(self.gate.hear(child, side, request, kind, epoch=epoch, failure=failure))
-        self._tell()
+            attempt = self.attempts.get((request, side, child))
+            fits = attempt is not None and epoch in {None, attempt.where.epoch}
+            if fits and failure is None:
+                self.gate.swallowed[child, Swallow.EARLY] += 1
+                return
+            self.step(self.gate.hear(child, side, request, Kind.BROKEN, epoch=epoch, failure=failure))
+            if attempt is not None and fits:
+                self.step(self._call_off(attempt))
+        self.tell()
 
     def lease_ended(self, child: str, request: str, epoch: int) -> None:
         """Nobody reads any more what that attempt published."""
-        key = (request, Side.SAVE, child)
         with self.change:
-            attempt = self.attempts.get(key)
+            attempt = self.attempts.get((request, Side.SAVE, child))
             if attempt is not None and attempt.where.epoch == epoch:
                 attempt.quiet = True  # it has not ended itself yet, and will say so when it does
                 return
-        self.hear(key, Kind.DRAINED, epoch=epoch)
+            self.step(self.gate.hear(child, Side.SAVE, request, Kind.DRAINED, epoch=epoch))
+        self.tell()
 
     def close(self, within_s: float) -> int:
-        """End the time-keeping; returns 1 if its thread is stuck in a hook."""
+        """End the time-keeping: whatever still waits for its time gets it now, so that nobody waits for an outcome.
+
+        Returns 1 if its thread is stuck in a hook.
+        """
         with self.change:
             self._closed = True
+            while (due := self.ledger.due()) is not None:
+                self._expire(due)
             self.change.notify_all()
-        if self._timer is not threading.current_thread():
+        self.tell()
+        mine = self._timer is threading.current_thread()
+        if not mine:
             self._timer.join(within_s)
-        return int(self._timer.is_alive())
+        return int(self._timer.is_alive() and not mine)
 
-    def _step(self, thing: Event | Report | None) -> None:
+    def step(self, thing: Event | Report | None) -> None:
+        """Under the lock: let something happen, and do what follows; `tell` the hooks when the lock is released."""
         todo: deque[Event | Report] = deque([thing] if thing is not None else [])
         while todo:
             now = time.monotonic()
@@ -126,24 +139,33 @@ class Driver:
             self.ledger.children[slot.name].circuit.trip(now)
             error = errors.PoolExhausted(f"all {slot.stuck} threads are stuck in calls that do not come back")
             return self._said(action, Kind.FAILED, fail(error, attempt.where))
-        self.attempts[action.request, action.side, action.child] = attempt
-        slot.pool.submit(partial(self._work, attempt))
+        key = (action.request, action.side, action.child)
+        self.attempts[key] = attempt
+        refused = contain(lambda: slot.pool.submit(partial(self._work, attempt)), attempt.where)
+        if isinstance(refused, Failure):
+            del self.attempts[key]
+            return self._said(action, Kind.FAILED, refused)
         return None
 
     def _abort(self, action: Action, now: float) -> list[Report | None]:
         reports = [self.gate.obey(_order(action), now)]
-        key = (action.request, action.side, action.child)
-        attempt = self.attempts.get(key)
-        if attempt is None or attempt.called_off:
-            return reports
+        attempt = self.attempts.get((action.request, action.side, action.child))
+        if attempt is not None:
+            reports.append(self._call_off(attempt))
+        return reports
+
+    def _call_off(self, attempt: Attempt) -> Report | None:
+        """It is wanted no longer; its call says when nobody touches the blocks any more."""
+        if attempt.called_off:
+            return None
         attempt.called_off = True
         attempt.until.cancel()
         if attempt.running:
             attempt.slot.stuck += 1
-        else:  # no thread has taken it up, and none will
-            del self.attempts[key]
-            reports.append(self._said(action, Kind.DRAINED, None))
-        return reports
+            return None
+        where = attempt.where  # no thread has taken it up, and none will
+        del self.attempts[where.request, attempt.side, where.child]
+        return self.gate.hear(where.child, attempt.side, where.request, Kind.DRAINED, epoch=where.epoch)
 
     def _said(self, action: Action, kind: Kind, failure: Failure | None) -> Report | None:
         return self.gate.hear(action.child, action.side, action.request, kind, epoch=action.epoch, failure=failure)
@@ -193,8 +215,8 @@ class Driver:
                 leased=word.leased and not attempt.quiet,
                 failure=word.failure,
             )
-            self._step(report)
-        self._tell()
+            self.step(report)
+        self.tell()
 
     def _keep_time(self) -> None:
         while True:
@@ -206,12 +228,15 @@ class Driver:
                 if due is None or due > now:
                     self.change.wait(None if due is None else due - now)
                     continue
-                for report in self._act(self.ledger.expire(now), now):
-                    self._step(report)
+                self._expire(now)
                 self.change.notify_all()
-            self._tell()
+            self.tell()
 
-    def _tell(self) -> None:
+    def _expire(self, until: float) -> None:
+        for report in self._act(self.ledger.expire(until), time.monotonic()):
+            self.step(report)
+
+    def tell(self) -> None:
         """Call the hooks with what has happened. Whoever comes while another is at it leaves it to that one."""
         while self._news and self._telling.acquire(blocking=False):
             try:
@@ -225,11 +250,11 @@ class Driver:
         results: list[object] = []
         if self._watch is not None:
             watch = self._watch
-            results.append(call(lambda: watch(thing, at), Where("", "watch")))
+            results.append(contain(lambda: watch(thing, at), Where("", "watch")))
         if self._released is not None and isinstance(thing, Action) and thing.do is Do.RELEASE:
             released = self._released
-            results.append(call(lambda: released(thing.request, thing.side), Where("", "released", thing.request)))
-        self.hook_failures.extend(result for result in results if isinstance(result, Failure))
+            results.append(contain(lambda: released(thing.request, thing.side), Where("", "released", thing.request)))
+        self.hook_failures.extend(result for result in results if is_a(result, Failure))
         del self.hook_failures[:-HOOK_FAILURES]
 
 

@@ -1,4 +1,4 @@
-"""A bounded set of daemon threads for one child.
+"""A bounded set of daemon threads for one child, and what keeps foreign code from ending a thread.
 
 The standard library's executor joins its threads when the interpreter exits, so one hung call of a connector would
 keep the process alive; these do not.
@@ -10,8 +10,27 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import TypeVar
 
+from kvbelay.core.boundary import Where, call, describe
+from kvbelay.core.model import Failure
+
+T = TypeVar("T")
 Task = Callable[[], None]
+
+
+def contain(function: Callable[[], T], where: Where) -> T | Failure:
+    """`boundary.call`, and outside the main thread nothing at all gets out.
+
+    A KeyboardInterrupt or SystemExit tells the process something in its main thread. On any other it would end that
+    thread, and nobody would hear of it.
+    """
+    try:
+        return call(function, where)
+    except (KeyboardInterrupt, SystemExit) as exc:
+        if threading.current_thread() is threading.main_thread():
+            raise
+        return describe(exc, where)
 
 
 class Pool:
@@ -27,7 +46,10 @@ class Pool:
         self._wake = threading.Condition()
 
     def submit(self, task: Task) -> None:
-        """Run the task as soon as a thread is free; never blocks. After `close` the task is dropped."""
+        """Run the task as soon as a thread is free; never blocks. After `close` the task is dropped.
+
+        Raises `RuntimeError` if it needs the pool's first thread and the system gives none.
+        """
         with self._wake:
             if self._closed:
                 return
@@ -35,9 +57,7 @@ class Pool:
             if self._idle >= len(self._tasks):
                 self._wake.notify()
             elif len(self._threads) < self.size:
-                thread = threading.Thread(target=self._work, name=f"{self._name}-{len(self._threads)}", daemon=True)
-                self._threads.append(thread)
-                thread.start()
+                self._grow()
 
     def close(self, within_s: float) -> int:
         """Drop what waits, let what runs end, and join. Returns how many threads are still stuck in a task."""
@@ -50,6 +70,17 @@ class Pool:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, ends_at - time.monotonic()))
         return sum(thread.is_alive() and thread is not threading.current_thread() for thread in self._threads)
+
+    def _grow(self) -> None:
+        thread = threading.Thread(target=self._work, name=f"{self._name}-{len(self._threads)}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            if not self._threads:
+                self._tasks.clear()
+                raise
+            return  # those that run will come to it
+        self._threads.append(thread)
 
     def _work(self) -> None:
         while True:

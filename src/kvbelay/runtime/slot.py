@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable
 from functools import partial
 
 from kvbelay.connectors.port import Connector, Publishes
-from kvbelay.core.boundary import Where, call
+from kvbelay.core.boundary import Where
 from kvbelay.core.model import Failure, Ticket
 from kvbelay.runtime.deadline import Until
-from kvbelay.runtime.pool import Pool
+from kvbelay.runtime.pool import Pool, contain
 
 RELEASE_S = 5.0
-"""Longest time for telling a source that its ticket is no longer needed; its lease sees to the rest."""
+"""Longest time for telling a source which tickets of a request are no longer needed; its leases see to the rest."""
 POLL_S = 0.5
 """How long one call of `Publishes.released` waits; a close is noticed after that at the latest."""
 EARLY = 4096
@@ -34,6 +35,7 @@ class Slot:
         self.leases: Leases | None = None
         self.stuck = 0
         """Threads in calls that were called off. Written under the runtime's lock."""
+        self._closer = threading.Thread(target=self._close, name=f"kvbelay-{name}-close", daemon=True)
 
     def publish(self, drained: Callable[[str, str, int], None]) -> None:
         """Follow the leases, if the connector gives any: ``drained(child, request, epoch)`` when one has ended."""
@@ -42,25 +44,31 @@ class Slot:
 
     def release(self, tickets: Iterable[Ticket]) -> None:
         """Tell the source in the background that these are no longer needed here."""
-        for ticket in tickets:
-            self.pool.submit(partial(self._release, ticket))
+        named = tuple(tickets)
+        if named:
+            contain(lambda: self.pool.submit(partial(self._release, named)), Where(self.name, "release"))
 
-    def _release(self, ticket: Ticket) -> None:
-        call(lambda: self.connector.release(ticket, Until(RELEASE_S)), Where(self.name, "release"))
+    def _release(self, tickets: tuple[Ticket, ...]) -> None:
+        within = Until(RELEASE_S)
+        for ticket in tickets:
+            contain(lambda ticket=ticket: self.connector.release(ticket, within), Where(self.name, "release"))  # type: ignore[misc]
+
+    def shut(self) -> None:
+        """Begin to close the connector and to end the threads."""
+        self._closer.start()
+        self.pool.close(0.0)
 
     def close(self, within_s: float) -> int:
-        """Close the connector and end the threads; returns how many are stuck in a call that does not come back."""
-        closer = threading.Thread(
-            target=lambda: call(self.connector.close, Where(self.name, "close")),
-            name=f"kvbelay-{self.name}-close",
-            daemon=True,
-        )
-        closer.start()
-        closer.join(within_s)
-        stuck = int(closer.is_alive()) + self.pool.close(within_s)
+        """After `shut`: wait. Returns how many threads are stuck in a call that does not come back."""
+        ends_at = time.monotonic() + within_s
+        self._closer.join(within_s)
+        stuck = int(self._closer.is_alive()) + self.pool.close(max(0.0, ends_at - time.monotonic()))
         if self.leases is not None:
-            stuck += self.leases.close(within_s)
+            stuck += self.leases.close(max(0.0, ends_at - time.monotonic()))
         return stuck
+
+    def _close(self) -> None:
+        contain(lambda: self.connector.close(), Where(self.name, "close"))  # noqa: PLW0108  # reading it may raise
 
 
 class Leases:
@@ -79,9 +87,9 @@ class Leases:
         self._thread.start()
 
     def add(self, tickets: Iterable[Ticket], lease: Lease) -> bool:
-        """Follow these tickets of one attempt. False: all of them were released already."""
+        """Follow these tickets of one attempt. False: nobody reads any of them any more."""
         with self._lock:
-            for ticket in tickets:
+            for ticket in () if self._closed.is_set() else tickets:
                 if ticket in self._early:
                     del self._early[ticket]
                 else:
@@ -96,37 +104,40 @@ class Leases:
 
     def close(self, within_s: float) -> int:
         """Stop following; the connector is closed, so nobody reads any more."""
-        self._closed.set()
-        self._thread.join(within_s)
+        with self._lock:
+            self._closed.set()
+        mine = self._thread is threading.current_thread()  # a hook that closes the layer
+        if not mine:
+            self._thread.join(within_s)
         with self._lock:
             open_leases, self._open, self._owners = list(self._open), {}, {}
         for request, epoch in open_leases:
             self._drained(self._child, request, epoch)
-        return int(self._thread.is_alive())
+        return int(self._thread.is_alive() and not mine)
 
     def _follow(self) -> None:
         where = Where(self._child, "released")
         while not self._closed.is_set():
-            ended = call(self._wait, where)
-            if isinstance(ended, Failure):
+            named = contain(lambda: tuple(self._source.released(Until(POLL_S))), where)
+            if isinstance(named, Failure):
                 self._closed.wait(POLL_S)
                 continue
-            for request, epoch in ended:
-                self._drained(self._child, request, epoch)
+            for ticket in named:  # each by itself: what is no ticket must not hide another
+                lease = contain(partial(self._ended, ticket), where)
+                if lease is not None and not isinstance(lease, Failure):
+                    self._drained(self._child, *lease)
 
-    def _wait(self) -> list[Lease]:
-        """The leases that ended with the tickets that the source names next."""
-        ended = []
-        for ticket in self._source.released(Until(POLL_S)):
-            with self._lock:
-                lease = self._owners.pop(ticket, None)
-                if lease is None:
-                    self._early[ticket] = None
-                    while len(self._early) > EARLY:
-                        del self._early[next(iter(self._early))]
-                    continue
-                self._open[lease] -= 1
-                if not self._open[lease]:
-                    del self._open[lease]
-                    ended.append(lease)
-        return ended
+    def _ended(self, ticket: Ticket) -> Lease | None:
+        """The lease that ended with this ticket, if it was the last one of it."""
+        with self._lock:
+            lease = self._owners.pop(ticket, None)
+            if lease is None:
+                self._early[ticket] = None
+                while len(self._early) > EARLY:
+                    del self._early[next(iter(self._early))]
+                return None
+            self._open[lease] -= 1
+            if self._open[lease]:
+                return None
+            del self._open[lease]
+            return lease
