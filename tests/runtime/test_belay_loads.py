@@ -1,0 +1,490 @@
+"""A load: what lands, what is tried again and where, what the outcome says, and which bytes are there then."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from kvbelay import errors
+from kvbelay.connectors.faulty import Fault, Operation, Strike
+from kvbelay.connectors.port import Connector, Deadline
+from kvbelay.connectors.wrapper import Wrapper
+from kvbelay.core.budget import Budget
+from kvbelay.core.model import BatchResult, Do, Miss, Result, Side, Ticket, TransferBatch
+from kvbelay.core.policy import BudgetPolicy, Policy
+
+
+def on(fault: Fault, nth: int = 1, **fields: Any) -> Strike:
+    return Strike(fault=fault, nth=nth, **fields)
+
+
+class Answers(Wrapper):
+    """Loads as ``inner`` does, and then says something else about it."""
+
+    def __init__(self, inner: Connector, answer: Callable[[BatchResult | Miss], object]) -> None:
+        super().__init__(inner)
+        self._answer = answer
+
+    def get(self, batch: TransferBatch, ticket: Ticket, within: Deadline) -> Any:
+        return self._answer(self.inner.get(batch, ticket, within))
+
+
+class Old:
+    """A result in another version's words."""
+
+    def __init__(self, **fields: object) -> None:
+        self.__dict__.update(fields)
+
+
+class Evil:
+    """A result that cannot be looked at."""
+
+    def __getattribute__(self, name: str) -> Any:
+        message = f"reading {name} broke"
+        raise RuntimeError(message)
+
+
+def test_loads_whole(rig: Any) -> None:
+    """Every byte lands where it belongs, nothing lands beside it, and the outcome says which child brought it."""
+    layer = rig.layer()
+    near = rig.memory("near")
+    layer.add("near", near, digest_in_pass=True)
+    source, into = rig.blocks("r").fill(), rig.blocks("r")
+    outcome = layer.load("r", into, rig.put(near, source))
+    assert (outcome.result, outcome.watermark, outcome.child) == (Result.LOADED, source.stop, "near")
+    assert (outcome.held, outcome.failures, outcome.attempts) == (False, (), 1)
+    assert outcome.nbytes == sum(memory.nbytes for memory in into.memories)
+    assert into.good(source, source.stop)
+
+
+def test_retries_then_succeeds(rig: Any) -> None:
+    """A failure that may pass is tried again with the same child, from where it got to, and then all is there."""
+    layer = rig.layer()
+    near = rig.faulty("near", on(Fault.RAISE, nth=2))
+    layer.add("near", near)
+    source, into = rig.blocks("r").fill(), rig.blocks("r")
+    outcome = layer.load("r", into, rig.put(near.inner, source))
+    assert (outcome.result, outcome.attempts, outcome.child) == (Result.LOADED, 2, "near")
+    (failure,) = outcome.failures
+    assert (failure.kind, failure.child, failure.request, failure.operation) == ("TransportError", "near", "r", "get")
+    assert "connection reset" in failure.detail
+    assert [batch.id.start for _, batch in layer.children["near"].calls] == [0, 16, 16, 32]
+    assert into.good(source, source.stop)
+
+
+def test_fails_over(rig: Any) -> None:
+    """What one child cannot bring another does, from the watermark on; the first cause stays the first failure."""
+    layer = rig.layer()
+    near, far = rig.faulty("near", on(Fault.DIE, nth=2)), rig.memory("far")
+    layer.add("near", near)
+    layer.add("far", far)
+    source, into = rig.blocks("r").fill(), rig.blocks("r")
+    outcome = layer.load("r", into, [*rig.put(near.inner, source), *rig.put(far, source)])
+    assert (outcome.result, outcome.child) == (Result.LOADED, "far")
+    assert {(failure.child, failure.kind) for failure in outcome.failures} == {("near", "PeerLost")}
+    assert [batch.id.start for _, batch in layer.children["far"].calls] == [16, 32]
+    assert into.good(source, source.stop)
+
+
+def test_falls_back_from_the_watermark(rig: Any) -> None:
+    """When nobody can bring the rest, what is below the watermark is right and nobody wrote beyond it."""
+    layer = rig.layer()
+    near = rig.faulty("near", on(Fault.DIE, nth=3))
+    layer.add("near", near)
+    source, into = rig.blocks("r").fill(), rig.blocks("r")
+    outcome = layer.load("r", into, rig.put(near.inner, source))
+    assert (outcome.result, outcome.watermark, outcome.held, outcome.child) == (Result.RECOMPUTE, 32, False, "")
+    assert into.good(source, 32)
+    assert into.untouched(32)
+
+
+def test_watermark_needs_all_layers(rig: Any) -> None:
+    """A range of which one layer is missing is not below the watermark."""
+    layer = rig.layer()
+    near = rig.faulty("near", on(Fault.DIE, nth=4))
+    layer.add("near", near)
+    source, into = rig.blocks("r", 2, ((0, 1), (1, 2))).fill(), rig.blocks("r", 2, ((0, 1), (1, 2)))
+    outcome = layer.load("r", into, rig.put(near.inner, source))
+    assert (outcome.result, outcome.watermark) == (Result.RECOMPUTE, 16)
+    assert into.good(source, 16)
+    assert set(into.contents()[3]) == {0xA5}
+
+
+def test_start_is_there_already(rig: Any) -> None:
+    """Batches that begin later load too: what lies before them is the caller's, and counts as good."""
+    layer = rig.layer()
+    near = rig.faulty("near", on(Fault.DIE, nth=2))
+    layer.add("near", near)
+    source, into = rig.blocks("r", 4).fill(), rig.blocks("r", 4)
+    tickets = rig.put(near.inner, source)
+    outcome = layer.belay.load("r", tickets, into.batches[2:], 5.0)
+    assert (outcome.result, outcome.watermark) == (Result.RECOMPUTE, 48)
+    assert into.contents()[2] == source.contents()[2]
+
+
+def test_fallback_is_the_policys(rig: Any) -> None:
+    """Without a way to load, a request ends as its policy says."""
+    layer = rig.layer(msgspec.structs.replace(rig.policy, fallback=Result.HAND_BACK))
+    layer.add("near", rig.faulty("near", on(Fault.DIE, operation=Operation.LOOKUP)))
+    outcome = layer.load("r", rig.blocks("r"))
+    assert (outcome.result, outcome.watermark) == (Result.HAND_BACK, 0)
+
+
+def test_recompute_waits_for_its_budget(rig: Any) -> None:
+    """Beyond the budget's burst a recompute waits for its turn, and beyond its patience it is handed back."""
+    budget = BudgetPolicy(tokens_per_s=480.0, burst=48, wait_s=0.15)
+    layer = rig.layer(msgspec.structs.replace(rig.policy, budget=budget))
+    layer.add("near", rig.faulty("near", on(Fault.DIE, operation=Operation.LOOKUP)))
+    results = [layer.load(name, rig.blocks(name)) for name in ("first", "second")]
+    assert [outcome.result for outcome in results] == [Result.RECOMPUTE] * 2
+    assert results[1].elapsed_s > results[0].elapsed_s
+    into = [rig.blocks(name) for name in ("third", "fourth", "fifth")]
+    futures = [layer.aside(lambda each=each: layer.load(each.request, each)) for each in into]
+    assert Result.HAND_BACK in {future.result(10).result for future in futures}
+    assert Budget(480.0, 48).take(96, 0.0, at_most_s=0.05) is None
+
+
+def test_a_miss_is_no_failure(rig: Any) -> None:
+    """A request that no child has is missed: no failure stands in its outcome, and no circuit opens."""
+    layer = rig.layer()
+    for child in ("near", "far"):
+        layer.add(child, rig.memory(child))
+    into = rig.blocks("r")
+    for _ in range(8):
+        outcome = layer.load("r", into)
+        assert (outcome.result, outcome.failures, outcome.watermark) == (Result.MISSED, (), 0)
+    assert into.untouched()
+    assert {state.circuit.value for state in layer.belay.states()} == {"closed"}
+
+
+def test_a_miss_half_way(rig: Any) -> None:
+    """What one child lost in the middle the next one brings, and neither is blamed."""
+    layer = rig.layer()
+    near, far = rig.memory("near"), rig.memory("far")
+    layer.add("near", near)
+    layer.add("far", far)
+    source, into = rig.blocks("r").fill(), rig.blocks("r")
+    tickets = rig.put(near, source)
+    near._store._entries.popitem()
+    rig.put(far, source)
+    outcome = layer.load("r", into, tickets)
+    assert (outcome.result, outcome.child, outcome.failures) == (Result.LOADED, "far", ())
+    assert [batch.id.start for _, batch in layer.children["far"].calls] == [32]
+    assert into.good(source, source.stop)
+
+
+def test_looks_up_without_tickets(rig: Any) -> None:
+    """Children are asked for tickets that nobody brought, in the order in which they were added."""
+    layer = rig.layer()
+    near, far = rig.memory("near"), rig.memory("far")
+    layer.add("near", near)
+    layer.add("far", far)
+    source, into = rig.blocks("r").fill(), rig.blocks("r")
+    rig.put(far, source)
+    outcome = layer.load("r", into)
+    assert (outcome.result, outcome.child, outcome.attempts) == (Result.LOADED, "far", 2)
+    assert into.good(source, source.stop)
+
+
+def test_looks_up_what_tickets_leave_open(rig: Any) -> None:
+    """A child whose tickets cover only the first part is asked for the rest."""
+    layer = rig.layer()
+    near = rig.memory("near")
+    layer.add("near", near)
+    source, into = rig.blocks("r").fill(), rig.blocks("r")
+    tickets = rig.put(near, source)
+    outcome = layer.load("r", into, tickets[:1])
+    assert (outcome.result, outcome.attempts) == (Result.LOADED, 1)
+    assert into.good(source, source.stop)
+
+
+def test_children_with_tickets_come_first(rig: Any) -> None:
+    """Whoever has a ticket is asked before whoever was added earlier."""
+    layer = rig.layer()
+    near, far = rig.memory("near"), rig.memory("far")
+    layer.add("near", near)
+    layer.add("far", far)
+    source = rig.blocks("r").fill()
+    rig.put(near, source)
+    outcome = layer.load("r", rig.blocks("r"), rig.put(far, source))
+    assert outcome.child == "far"
+    assert not layer.children["near"].calls
+
+
+def test_a_failed_lookup_is_named(rig: Any) -> None:
+    """What a lookup raises is a failure of the lookup, and the next child is asked."""
+    layer = rig.layer()
+    far = rig.memory("far")
+    layer.add("near", rig.faulty("near", on(Fault.UNPRINTABLE, operation=Operation.LOOKUP, times=2)))
+    layer.add("far", far)
+    source, into = rig.blocks("r").fill(), rig.blocks("r")
+    rig.put(far, source)
+    outcome = layer.load("r", into)
+    assert (outcome.result, outcome.child) == (Result.LOADED, "far")
+    assert [(failure.child, failure.operation) for failure in outcome.failures] == [("near", "lookup")]
+
+
+@pytest.mark.parametrize(
+    "found", [None, [None], [Old(batch=1)], 7, [Evil()]], ids=["none", "holes", "foreign", "number", "evil"]
+)
+def test_a_lookup_that_finds_nonsense(rig: Any, found: object) -> None:
+    """Tickets that are none are refused by name; no other child suffers."""
+    layer = rig.layer()
+    near, far = rig.memory("near"), rig.memory("far")
+    near.lookup = lambda _ids, _within: found
+    layer.add("near", near)
+    layer.add("far", far)
+    source, into = rig.blocks("r").fill(), rig.blocks("r")
+    rig.put(far, source)
+    outcome = layer.load("r", into)
+    assert (outcome.result, outcome.child) == (Result.LOADED, "far")
+    assert outcome.failures[0].child == "near"
+    assert outcome.failures[0].kind in {"UnknownShape", "ForeignError"}
+
+
+def test_refuses_tickets_of_another_model(rig: Any) -> None:
+    """A ticket for the same tokens of another model's KV is a failure that says so, not a miss."""
+    layer = rig.layer()
+    near = rig.memory("near")
+    layer.add("near", near)
+    source, into = rig.blocks("r").fill(), rig.blocks("r")
+    other = [
+        msgspec.structs.replace(ticket, batch=msgspec.structs.replace(ticket.batch, fingerprint=b"somebody else's"))
+        for ticket in rig.put(near, source)
+    ]
+    outcome = layer.load("r", into, other)
+    assert (outcome.result, outcome.failures[0].kind) == (Result.RECOMPUTE, "FingerprintMismatch")
+    assert outcome.attempts == 1
+    assert into.untouched()
+
+
+def test_ticket_of_an_unknown_child(rig: Any) -> None:
+    """A peer's ticket may name a child that this side does not have: the others are asked."""
+    layer = rig.layer()
+    near = rig.memory("near")
+    layer.add("near", near)
+    source, into = rig.blocks("r").fill(), rig.blocks("r")
+    tickets = [msgspec.structs.replace(ticket, child="nobody") for ticket in rig.put(near, source)]
+    outcome = layer.load("r", into, tickets)
+    assert (outcome.result, outcome.child) == (Result.LOADED, "near")
+    assert [(failure.child, failure.kind) for failure in outcome.failures] == [("nobody", "ChildUnavailable")]
+
+
+FOREIGN: dict[str, tuple[object, str, str]] = {
+    "renamed field": (Old(req_id="r", state="failed"), "TransferFailed", ""),
+    "old field": (Old(req_id="r", status="failed"), "TransferFailed", ""),
+    "with a cause": (Old(ok=False, error="link down"), "TransferFailed", ""),
+    "failed blocks": (Old(ok=True, nbytes=2304, failed_block_ids=[17]), "TransferFailed", ""),
+    "attributes that raise": (Evil(), "UnknownShape", "reading 'state' raised"),
+    "none": (None, "SaidNothing", ""),
+    "a number": (3, "UnknownShape", ""),
+    "a tuple": (("ok", 2304), "UnknownShape", ""),
+    "a new state": (Old(state="landed-ish"), "UnknownShape", ""),
+    "states that disagree": (Old(ok=True, state="failed"), "TransferFailed", ""),
+    "success without a size": (Old(state="done"), "SaidNothing", ""),
+    "nonsense in our own type": (
+        BatchResult(nbytes="many", source_digest=None, landed_digest=None),
+        "UnknownShape",
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FOREIGN)
+def test_foreign_results_fail_by_name(rig: Any, case: str) -> None:
+    """A result of another version, or of none, is a failure with a name; the sibling serves, and nothing escapes."""
+    result, kind, handling = FOREIGN[case]
+    layer = rig.layer()
+    near, far = rig.memory("near"), rig.memory("far")
+    layer.add("near", Answers(near, lambda _: result))
+    layer.add("far", far)
+    source, into = rig.blocks("r").fill(), rig.blocks("r")
+    outcome = layer.load("r", into, [*rig.put(near, source), *rig.put(far, source)])
+    assert (outcome.result, outcome.child) == (Result.LOADED, "far")
+    assert {failure.kind for failure in outcome.failures} == {kind}
+    assert handling in outcome.failures[0].handling
+    assert into.good(source, source.stop)
+
+
+def test_a_foreign_success_is_checked(rig: Any) -> None:
+    """A success in another version's words counts if the bytes prove it."""
+    layer = rig.layer()
+    near = rig.memory("near")
+    layer.add("near", Answers(near, lambda result: Old(state="DONE", nbytes=result.nbytes)))
+    source, into = rig.blocks("r").fill(), rig.blocks("r")
+    assert layer.load("r", into, rig.put(near, source)).result is Result.LOADED
+    assert into.good(source, source.stop)
+
+
+WRONG = {
+    Fault.LIE: "CorruptData",
+    Fault.CORRUPT: "CorruptData",
+    Fault.REORDER: "CorruptData",
+    Fault.TRUNCATE: "ShortTransfer",
+    Fault.SAY_NOTHING: "SaidNothing",
+    Fault.WRONG_FINGERPRINT: "FingerprintMismatch",
+    Fault.UNREADABLE: "UnknownShape",
+    Fault.UNPRINTABLE: "ForeignError",
+    Fault.RENAMED_FIELD: "TransferFailed",
+}
+
+
+@pytest.mark.parametrize("fault", WRONG, ids=lambda fault: fault.value)
+def test_nothing_wrong_counts_as_landed(rig: Any, fault: Fault) -> None:
+    """What is corrupt, short, in disorder or not there at all is found out; the watermark ends before it."""
+    layer = rig.layer()
+    near = rig.faulty("near", on(fault, nth=2, times=9))
+    layer.add("near", near)
+    source, into = rig.blocks("r").fill(), rig.blocks("r")
+    outcome = layer.load("r", into, rig.put(near.inner, source))
+    assert (outcome.result, outcome.watermark, outcome.held) == (Result.RECOMPUTE, 16, False)
+    assert {failure.kind for failure in outcome.failures} == {WRONG[fault]}
+    assert into.good(source, 16)
+    assert into.untouched(32)
+
+
+def test_a_lie_in_pass_needs_a_recheck(rig: Any) -> None:
+    """A digest that a connector claims is believed only where its backend computes it from what landed."""
+    layer = rig.layer()
+    near, far = rig.faulty("near", on(Fault.LIE)), rig.memory("far")
+    layer.add("near", near, digest_in_pass=near.digest_in_pass)
+    layer.add("far", far)
+    source, into = rig.blocks("r", 1).fill(), rig.blocks("r", 1)
+    outcome = layer.load("r", into, [*rig.put(near.inner, source), *rig.put(far, source)])
+    assert outcome.failures[0].kind == "CorruptData"
+    assert into.good(source, 16)
+
+
+def test_what_left_is_what_the_ticket_promised(rig: Any) -> None:
+    """A source whose bytes changed since it gave the ticket does not count, though they arrive unharmed."""
+    layer = rig.layer()
+    near = rig.memory("near")
+    layer.add("near", Answers(near, lambda result: msgspec.structs.replace(result, source_digest=b"another")))
+    source, into = rig.blocks("r", 1).fill(), rig.blocks("r", 1)
+    outcome = layer.load("r", into, rig.put(near, source))
+    assert (outcome.result, outcome.failures[0].kind) == (Result.RECOMPUTE, "CorruptData")
+
+
+def test_attempts_are_bounded(rig: Any) -> None:
+    """However often it fails, there are no more attempts than the policy allows, over all children."""
+    policy = Policy(attempts=3, attempts_per_child=2, drain_s=0.1, backoff_s=0.002)
+    layer = rig.layer(policy)
+    source, tickets = rig.blocks("r", 1).fill(), []
+    for child in ("one", "two", "three"):
+        connector = rig.faulty(child, on(Fault.RAISE, times=99))
+        layer.add(child, connector)
+        tickets += rig.put(connector.inner, source)
+    outcome = layer.load("r", rig.blocks("r", 1), tickets)
+    assert (outcome.result, outcome.attempts) == (Result.RECOMPUTE, 3)
+    assert [action.child for action in layer.actions(Do.START)] == ["one", "one", "two"]
+
+
+def test_a_circuit_opens_and_one_probe_closes_it(rig: Any) -> None:
+    """A child that keeps failing is skipped; after the pause one attempt decides."""
+    policy = msgspec.structs.replace(rig.policy, circuit=msgspec.structs.replace(rig.policy.circuit, pause_s=0.05))
+    layer = rig.layer(policy)
+    near = rig.faulty("near", on(Fault.RENAMED_FIELD, times=5))
+    layer.add("near", near)
+    source = rig.blocks("r", 1).fill()
+    tickets = rig.put(near.inner, source)
+    while layer.state("near").circuit.value == "closed":
+        layer.load("r", rig.blocks("r", 1), tickets)
+    outcome = layer.load("r", rig.blocks("r", 1), tickets)
+    assert (outcome.failures[0].kind, outcome.attempts) == ("CircuitOpen", 0)
+    rig.wait_for(lambda: layer.state("near").circuit.value == "half-open")
+    assert layer.load("r", rig.blocks("r", 1), tickets).result is Result.LOADED
+    assert layer.state("near").circuit.value == "closed"
+
+
+def test_requests_do_not_disturb_one_another(rig: Any) -> None:
+    """One child serves many requests at once; one that fails changes nothing for the others."""
+    layer = rig.layer()
+    near = rig.faulty("near", on(Fault.SAY_NOTHING, nth=5))
+    layer.add("near", near)
+    sources = [rig.blocks(f"r{index}").fill(index) for index in range(12)]
+    into = [rig.blocks(source.request) for source in sources]
+    tickets = [rig.put(near.inner, source) for source in sources]
+    futures = [
+        layer.aside(lambda each=each, given=given: layer.load(each.request, each, given))
+        for each, given in zip(into, tickets, strict=True)
+    ]
+    outcomes = [future.result(10) for future in futures]
+    assert sum(outcome.result is Result.RECOMPUTE for outcome in outcomes) == 1
+    assert all(
+        each.good(source, outcome.watermark) for each, source, outcome in zip(into, sources, outcomes, strict=True)
+    )
+
+
+def test_the_same_request_twice_at_once(rig: Any) -> None:
+    """A second load of a request that is under way is refused, and does not harm the first."""
+    layer = rig.layer()
+    near = rig.faulty("near", on(Fault.HANG))
+    layer.add("near", near)
+    source, into = rig.blocks("r").fill(), rig.blocks("r")
+    tickets = rig.put(near.inner, source)
+    first = layer.aside(lambda: layer.load("r", into, tickets))
+    rig.wait_for(lambda: rig.struck)
+    with pytest.raises(errors.RequestBusy, match="'r'"):
+        layer.load("r", rig.blocks("r"), tickets)
+    near.let_go()
+    assert first.result(10).result is Result.LOADED
+
+
+def test_both_directions_of_a_request(rig: Any) -> None:
+    """A load and a save of one request are two things."""
+    layer = rig.layer()
+    near, far = rig.faulty("near", on(Fault.HANG)), rig.memory("far")
+    layer.add("near", near)
+    source, into = rig.blocks("r").fill(), rig.blocks("r")
+    load = layer.aside(lambda: layer.load("r", into, rig.put(near.inner, source)))
+    rig.wait_for(lambda: rig.struck)
+    layer.add("far", far)
+    assert layer.belay.save("r", source.batches, 5.0).result is Result.SAVED
+    near.let_go()
+    assert load.result(10).result is Result.LOADED
+    assert {action.side for action in layer.actions(Do.TELL)} == {Side.LOAD, Side.SAVE}
+
+
+def test_batches_must_fit_together(rig: Any) -> None:
+    """A caller who leaves a gap is told at once, and no child is asked."""
+    layer = rig.layer()
+    layer.add("near", rig.memory("near"))
+    into = rig.blocks("r")
+    with pytest.raises(errors.InvalidBatch, match="16"):
+        layer.belay.load("r", (), [into.batches[0], into.batches[2]], 5.0)
+    with pytest.raises(errors.InvalidBatch, match="nothing"):
+        layer.belay.save("r", [], 5.0)
+    assert not layer.log
+
+
+def test_no_child_at_all(rig: Any) -> None:
+    """Without children a load is missed and a save has failed, both at once."""
+    layer = rig.layer()
+    blocks = rig.blocks("r").fill()
+    assert layer.load("r", blocks).result is Result.MISSED
+    outcome = layer.belay.save("r", blocks.batches, 5.0)
+    assert (outcome.result, outcome.failures[0].kind) == (Result.FAILED, "ChildUnavailable")
+
+
+def test_nothing_refers_to_the_memory_afterwards(rig: Any) -> None:
+    """Once a request is over, no thread and no record keeps its memory alive."""
+    layer = rig.layer()
+    near = rig.faulty("near", on(Fault.RAISE, nth=2))
+    layer.belay.add("near", lambda: near)
+    source, into = rig.blocks("r").fill(), rig.blocks("r")
+    tickets = rig.put(near.inner, source)
+    assert layer.load("r", into, tickets).result is Result.LOADED
+    rig.wait_for(layer.settled)
+    alive = [weakref.ref(span.region) for batch in into.batches for span in batch.spans]
+    del into
+
+    def gone() -> bool:
+        gc.collect()
+        return not any(reference() for reference in alive)
+
+    rig.wait_for(gone)
