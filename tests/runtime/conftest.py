@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from kvbelay.connectors.faulty import Faulty, Plan, Strike, Struck
@@ -54,6 +55,8 @@ FINGERPRINT = Fingerprint(
 POLICY = Policy(attempt_s=5.0, drain_s=0.1, backoff_s=0.002)
 PATIENCE_S = 10.0
 """How long a test waits for what must happen."""
+LATENCY_S = 2.0
+"""How late a busy machine may wake a thread; the monitor's own times are exact."""
 
 
 def wait_for(condition: Callable[[], object]) -> None:
@@ -172,11 +175,35 @@ class Watched(Wrapper):
                 self._monitor.quiet(*key)
 
 
+class Deaf(Wrapper):
+    """Does its work when it is let go, whatever its deadline says; ``nth`` counts the calls of one operation."""
+
+    def __init__(self, inner: Connector, nth: int) -> None:
+        super().__init__(inner)
+        self.entered = threading.Event()
+        self.go = threading.Event()
+        self._left = nth
+
+    def get(self, batch: TransferBatch, ticket: Ticket, within: Deadline) -> BatchResult | Miss:
+        return self.inner.get(batch, ticket, self._wait(within))
+
+    def put(self, batch: TransferBatch, within: Deadline) -> Ticket:
+        return self.inner.put(batch, self._wait(within))
+
+    def _wait(self, within: Deadline) -> Deadline:
+        self._left -= 1
+        if self._left:
+            return within
+        self.entered.set()
+        self.go.wait(2 * PATIENCE_S)
+        return Until(PATIENCE_S)
+
+
 class Layer:
     """A `Belay`, its monitor, and what its hooks heard."""
 
     def __init__(self, policy: Policy, **options: Any) -> None:
-        self.monitor = Monitor(policy)
+        self.monitor = Monitor(msgspec.structs.replace(policy, drain_s=policy.drain_s + LATENCY_S))
         self.log: list[Event | Report | Action] = []
         self.released: list[tuple[str, Side]] = []
         self.violations: list[InvariantViolation] = []
@@ -276,6 +303,9 @@ class Rig:
 
     def faulty(self, child: str, *strikes: Strike, inner: Connector | None = None) -> Faulty:
         return Faulty(inner or self.memory(child), Plan(7, strikes), child=child, struck=self.struck.append)
+
+    def deaf(self, inner: Connector, nth: int = 1) -> Deaf:
+        return Deaf(inner, nth)
 
     def stream(self, name: str = "source", **config: Any) -> StreamConnector:
         """A source that serves from its own memory."""

@@ -15,7 +15,7 @@ from kvbelay.connectors.faulty import Fault, Operation, Strike
 from kvbelay.connectors.port import Connector, Deadline
 from kvbelay.connectors.wrapper import Wrapper
 from kvbelay.core.budget import Budget
-from kvbelay.core.model import BatchResult, Do, Miss, Result, Side, Ticket, TransferBatch
+from kvbelay.core.model import BatchId, BatchResult, Do, Miss, Result, Side, Ticket, TransferBatch
 from kvbelay.core.policy import BudgetPolicy, Policy
 
 
@@ -488,3 +488,21 @@ def test_nothing_refers_to_the_memory_afterwards(rig: Any) -> None:
         return not any(reference() for reference in alive)
 
     rig.wait_for(gone)
+
+
+def test_what_a_connector_is_asked_with(rig: Any) -> None:
+    """A connector is asked with batches that name the request and the attempt, and ids that name neither."""
+    layer = rig.layer()
+    seen: list[Any] = []
+    near = rig.memory("near")
+    inner = near.lookup
+    near.lookup = lambda ids, within: seen.append(list(ids)) or inner(ids, within)
+    layer.add("near", near)
+    source = rig.blocks("r").fill()
+    assert layer.belay.save("r", source.batches, 5.0).result is Result.SAVED
+    assert layer.load("s", rig.blocks("r")).result is Result.LOADED
+    assert all(type(key) is BatchId for key in seen[0])
+    assert [(name, batch.request, batch.epoch) for name, batch in layer.children["near"].calls] == [
+        *[("put", "r", 1)] * 3,
+        *[("get", "s", 2)] * 3,
+    ]
