@@ -7,7 +7,7 @@ Nothing here raises, whatever the object at hand does when it is looked at; only
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final, TypeGuard, TypeVar
 
 import msgspec
@@ -54,6 +54,22 @@ def call(function: Callable[[], T], where: Where) -> T | Failure:
         raise
     except BaseException as exc:
         return describe(exc, where)
+
+
+def each(
+    calls: Iterable[tuple[str, Callable[..., object]]], failed: Callable[[str, BaseException], None], *args: object
+) -> None:
+    """Make the same call of several children, by name. What one raises goes to ``failed``, and the others are asked.
+
+    For hooks that an engine calls for every layer: no object is made unless something is raised.
+    """
+    for name, function in calls:
+        try:
+            function(*args)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as exc:
+            failed(name, exc)
 
 
 def peek(thing: object, name: str) -> object:

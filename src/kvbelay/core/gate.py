@@ -102,6 +102,10 @@ class Gate:
         """When `expire` has something to do."""
         return self._timers.due()
 
+    def settled(self, request: str, side: Side) -> bool:
+        """Whether every attempt that was armed for the request in this direction is settled."""
+        return all(latch.state is not Leg.ACTIVE for latch in self._latches.get((request, side), {}).values())
+
     def forget(self, request: str, side: Side) -> None:
         """The ledger has told the outcome and released the blocks: nothing more is expected of this request."""
         for latch in self._latches.pop((request, side), {}).values():

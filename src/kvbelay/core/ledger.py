@@ -15,7 +15,7 @@ from kvbelay.core.budget import Budget
 from kvbelay.core.children import Children, Status
 from kvbelay.core.model import Action, Do, Event, Failure, Kind, Leg, Outcome, Report, Result, Side, Swallow
 from kvbelay.core.policy import Policy, again
-from kvbelay.core.records import LegRecord, Record, Said, Tally, Track
+from kvbelay.core.records import LegRecord, Records, Said, Tally, Track
 from kvbelay.core.table import LIVE, Move, When, pick, step
 from kvbelay.core.timers import NEVER, Timers
 
@@ -41,7 +41,7 @@ class Ledger:
         self.children = Children(policy)
         self._ranks = ranks
         self._random = random
-        self._records: dict[str, Record] = {}
+        self._records = Records()
         self._timers: Timers[LegRecord | Track] = Timers()
         self._budget = Budget(policy.budget.tokens_per_s, policy.budget.burst)
         self._epoch = 0
@@ -52,8 +52,13 @@ class Ledger:
 
     def busy(self, request: str, side: Side) -> bool:
         """Whether the request's outcome in this direction is still to come."""
-        track = self._track(request, side)
+        track = self._records.track(request, side)
         return track is not None and not track.told
+
+    def tainted(self, request: str) -> tuple[str, ...]:
+        """The children that must not load this request again."""
+        record = self._records.get(request)
+        return record.tainted if record is not None else ()
 
     def handle(self, event: Event | Report, now: float) -> tuple[Action, ...]:
         """What has to be done because of what happened at ``now`` (seconds, any origin, never going back)."""
@@ -87,14 +92,15 @@ class Ledger:
         return tuple(out)
 
     def _begin(self, event: Event, now: float, out: list[Action]) -> None:
-        record = self._records.setdefault(event.request, Record())
+        record = self._records.open(event.request)
         before = record.load if event.side is Side.LOAD else record.save
         if before is not None and not before.told:
             self.swallowed["", Swallow.DUPLICATE] += 1
             return
         spared = record.tainted if event.side is Side.LOAD else ()
         plan = tuple(name for name in dict.fromkeys(event.plan) if name not in spared)
-        track = Track(event.request, event.side, plan, event.stop, event.start, now, now + event.within_s)
+        ends_at = now + event.within_s
+        track = Track(event.request, event.side, plan, event.stop, event.start, now, ends_at, event.observed)
         if before is not None:  # told, but blocks of it are still held: a second transfer could meet the first
             error = errors.RequestBusy("an earlier transfer of this request still holds blocks")
             track.failures.append(fail(error, _where(LegRecord(track, ""))))
@@ -128,13 +134,13 @@ class Ledger:
         if track is not None and not track.told:
             self._close(track, now, out)
             self._settle(track, now, out)
-        self._forget(request, record)
+        self._records.forget(request)
 
     def _lose(self, name: str, now: float, out: list[Action]) -> None:
         if name not in self.children:
             return
         self.children.remove(name)
-        for record in list(self._records.values()):
+        for record in self._records:
             for track in (record.load, record.save):
                 for leg in track.legs if track else ():
                     if leg.child == name and leg.state is not Leg.HELD:
@@ -142,7 +148,7 @@ class Ledger:
                         self._settle(leg.track, now, out)
 
     def _hear(self, report: Report, now: float, out: list[Action]) -> None:
-        track = self._track(report.request, report.side)
+        track = self._records.track(report.request, report.side)
         legs = track.legs if track is not None else ()
         leg = next((leg for leg in legs if leg.child == report.child), None)
         if leg is None or leg.epoch != report.epoch:
@@ -192,7 +198,7 @@ class Ledger:
     def _choose(self, leg: LegRecord, said: Said, moves: tuple[Move, ...], now: float) -> Move:
         """Answer the question that a cell of the table asks."""
         track = leg.track
-        if moves[0].when is When.ADMITTED and leg.bystander:
+        if moves[0].when is When.ADMITTED and (leg.bystander or track.observed):
             return pick(moves, When.BYSTANDER if leg.child in self.children else When.REFUSED)
         if moves[0].when is When.ADMITTED:
             refusal = self._refusal(leg, now)
@@ -246,7 +252,7 @@ class Ledger:
             self.children.ended(leg.child, said.kind, leg.cause, now)
         if track.side is Side.SAVE or said.kind in _CLEAN or track.result is Result.CANCELLED:
             return
-        record = self._records[track.request]
+        record = self._records.open(track.request)
         if not self.children[leg.child].epochs and leg.child not in record.tainted:
             record.tainted += (leg.child,)
 
@@ -285,7 +291,7 @@ class Ledger:
             self._tell(track, now, out)
         if track.told and all(leg.state is Leg.DONE for leg in track.legs):
             out += [Action(Do.RELEASE, track.request, track.side)] * track.held
-            self._drop(track)
+            self._records.drop(track)
 
     def _decide(self, track: Track, now: float, out: list[Action]) -> None:
         if track.side is Side.SAVE:
@@ -354,26 +360,6 @@ class Ledger:
             child=track.winner,
         )
         out.append(Action(Do.TELL, track.request, track.side, outcome=outcome))
-
-    def _track(self, request: str, side: Side) -> Track | None:
-        record = self._records.get(request)
-        if record is None:
-            return None
-        return record.load if side is Side.LOAD else record.save
-
-    def _drop(self, track: Track) -> None:
-        record = self._records.get(track.request)
-        if record is None:
-            return
-        if record.load is track:
-            record.load = None
-        elif record.save is track:
-            record.save = None
-        self._forget(track.request, record)
-
-    def _forget(self, request: str, record: Record) -> None:
-        if record.load is None and record.save is None and not record.tainted:
-            self._records.pop(request, None)
 
 
 def _where(leg: LegRecord) -> Where:

@@ -231,6 +231,8 @@ class Event(msgspec.Struct, frozen=True):
     """BEGIN: the children; a load tries them one after another, a save goes to all."""
     bystanders: tuple[str, ...] = ()
     """BEGIN of a load: children that were not chosen and are known to touch the blocks all the same."""
+    observed: bool = False
+    """BEGIN: the host drives the children of the plan itself; they are watched, and not refused."""
     start: int = 0
     stop: int = 0
     """BEGIN: tokens [start, stop) are wanted; what lies before ``start`` is there."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
 
 from kvbelay.core.model import Failure, Kind, Leg, Report, Result, Side
@@ -18,6 +20,7 @@ class Track(msgspec.Struct):
     watermark: int
     began_at: float
     ends_at: float
+    observed: bool = False
     legs: list[LegRecord] = []
     """A load's current leg and its bystanders; all legs of a save."""
     next: int = 0
@@ -63,6 +66,51 @@ class Record(msgspec.Struct):
     tainted: tuple[str, ...] = ()
     """Children without epochs whose load of this request did not end cleanly: what they still say of it could be
     taken for a second load, so they get none."""
+
+
+class Records:
+    """All records, by request."""
+
+    def __init__(self) -> None:
+        self._all: dict[str, Record] = {}
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(list(self._all.values()))
+
+    def open(self, request: str) -> Record:
+        """The request's record, made if there is none."""
+        return self._all.setdefault(request, Record())
+
+    def get(self, request: str) -> Record | None:
+        """The request's record."""
+        return self._all.get(request)
+
+    def track(self, request: str, side: Side) -> Track | None:
+        """The request's track in one direction."""
+        record = self._all.get(request)
+        if record is None:
+            return None
+        return record.load if side is Side.LOAD else record.save
+
+    def drop(self, track: Track) -> None:
+        """The track is over."""
+        record = self._all.get(track.request)
+        if record is None:
+            return
+        if record.load is track:
+            record.load = None
+        elif record.save is track:
+            record.save = None
+        self.forget(track.request)
+
+    def forget(self, request: str) -> None:
+        """Delete the request's record if nothing of it is left."""
+        record = self._all.get(request)
+        if record is not None and record.load is None and record.save is None and not record.tainted:
+            del self._all[request]
 
 
 class Said(msgspec.Struct, frozen=True):

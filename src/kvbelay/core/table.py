@@ -23,7 +23,7 @@ class When(Enum):
     REFUSED = "refused"
     """Its circuit is open, its quarantine is full, it is not there, or no time is left."""
     BYSTANDER = "bystander"
-    """It was not asked, and is known to act all the same."""
+    """It acts without being asked: a bystander, or a child that the host drives itself."""
     WHOLE = "whole"
     SHORT = "short of the end"
     LEASED = "on lease"

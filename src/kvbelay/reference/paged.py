@@ -49,11 +49,7 @@ class PagedCache:
         self._region: memoryview = self._data.reshape(-1).view(np.uint8).data
         self._piece = len(self._region) // (config.layers * blocks)
         self._allocator = BlockAllocator(blocks)
-
-    @property
-    def blocks(self) -> int:
-        """All blocks, free or not."""
-        return self._allocator.blocks
+        self.blocks = blocks
 
     @property
     def free_blocks(self) -> int:
