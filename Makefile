@@ -1,8 +1,9 @@
 # `make help` lists what there is. PYTHON names the interpreter that the virtual environments are made with.
 PYTHON ?= python3
 VENV := .venv
-WHEEL := .venv-wheel
-WHEEL_TESTS := $(wildcard tests/connectors tests/core tests/runtime)
+WHEEL := $(VENV)-wheel
+WHEEL_TESTS := tests/connectors/test_registry.py \
+	$(wildcard tests/connectors/test_*_conformance.py tests/testing/test_traces.py tests/runtime)
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
@@ -41,13 +42,13 @@ $(WHEEL)/installed: pyproject.toml
 	$(WHEEL)/bin/python -m pip --disable-pip-version-check -q install 'pytest-timeout>=2.3'
 	@touch $@
 
-test-wheel: $(VENV)/installed $(WHEEL)/installed ## Build the wheel, install it, run the connectors' and the core's tests
+test-wheel: $(VENV)/installed $(WHEEL)/installed ## Build the wheel, install it, run some of the tests on it
 	rm -rf $(WHEEL)/dist
 	$(BIN)/python -m build --wheel --outdir $(WHEEL)/dist . > $(WHEEL)/build.log || { cat $(WHEEL)/build.log; false; }
 	$(WHEEL)/bin/python -m pip --disable-pip-version-check -q uninstall --yes kvbelay
 	$(WHEEL)/bin/python -m pip --disable-pip-version-check -q install "$$(echo $(WHEEL)/dist/*.whl)[testing]"
 	cd $(WHEEL) && bin/python -c 'import kvbelay, sys; sys.exit("site-packages" not in kvbelay.__file__)'
-	cd $(WHEEL) && bin/python -m pytest -q -c ../pyproject.toml -p no:cacheprovider $(WHEEL_TESTS:%=../%)
+	cd $(WHEEL) && bin/python -m pytest -q -c $(CURDIR)/pyproject.toml -p no:cacheprovider $(WHEEL_TESTS:%=$(CURDIR)/%)
 
 clean: ## Remove what the other targets made
 	rm -rf $(VENV) .venv-* dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
