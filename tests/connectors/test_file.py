@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from kvbelay.connectors.file import BACKEND, FileConfig, FileConnector
-from kvbelay.connectors.file.entries import SUFFIX, Entries, entry_name
+from kvbelay.connectors.file.entries import SUFFIX, TEMPORARY, Entries, entry_name
 from kvbelay.connectors.file.record import DIGEST_NBYTES, Header, encode_head
 from kvbelay.connectors.spans import digest_batch
 from kvbelay.core.model import BatchId, BatchResult, Fingerprint, Layout, Miss, TransferBatch
@@ -440,6 +440,22 @@ def test_unwritable_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(os, "open", refuse)  # root, who runs tests in containers, may write anywhere
     with pytest.raises(ConfigError, match="Permission denied"):
         open_store(tmp_path)
+
+
+def test_temporary_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A temporary that this user may not open hinders nobody, and stays."""
+    theirs = tmp_path / f"{TEMPORARY}1-0"
+    theirs.write_bytes(b"")
+    really = os.open
+
+    def open_ours(path: Path, flags: int, mode: int = 0o777) -> int:
+        if path == theirs:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return really(path, flags, mode)
+
+    monkeypatch.setattr(os, "open", open_ours)
+    open_store(tmp_path).put(batch(0)[0], soon())
+    assert stored(tmp_path) == {theirs.name, entry_name(batch(0)[0].id)}
 
 
 def test_files_are_private(tmp_path: Path) -> None:

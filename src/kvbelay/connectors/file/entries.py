@@ -151,7 +151,7 @@ class Entries:
     def sweep(self) -> None:
         """Remove the temporaries whose writers are dead: nobody holds their locks."""
         for path in self.path.glob(f"{TEMPORARY}*"):
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(FileNotFoundError, PermissionError):  # gone meanwhile, or another user's
                 _sweep_one(path)
 
     def sync(self) -> None:
