@@ -206,6 +206,35 @@ def stalling(rig: Any, impostor: Any) -> tuple[Impostor, threading.Event, thread
     return impostor(behave), hang_up, begun
 
 
+class Interrupted(Until):
+    """Raises what is none of our errors in the thread that made it, and keeps the other for a while."""
+
+    def __init__(self, begun: threading.Event) -> None:
+        super().__init__(60.0)
+        self._begun = begun
+        self._mine = threading.current_thread()
+        self.other_ended = False
+
+    def remaining_s(self) -> float:
+        if self._begun.is_set():
+            if threading.current_thread() is self._mine:
+                raise KeyboardInterrupt
+            time.sleep(0.2)
+            self.other_ended = True
+        return super().remaining_s()
+
+
+def test_interrupted(rig: Any, stalling: Any) -> None:
+    """Also where the caller's thread is interrupted, the other has stopped when get raises."""
+    peer, hang_up, begun = stalling
+    within = Interrupted(begun)
+    reader = rig.open()
+    with pytest.raises(KeyboardInterrupt):
+        reader.get(rig.part(LARGE).batch, ticket_of(rig, peer.address, LARGE), within)
+    assert within.other_ended
+    hang_up.set()
+
+
 @pytest.mark.parametrize("end", ["hang up", "cancel", "close"])
 def test_both_stripes_stop(rig: Any, stalling: Any, end: str) -> None:
     """What ends one stripe ends both, at once and with the first cause; then nobody writes any more."""

@@ -21,6 +21,7 @@ from kvbelay.errors import Cancelled, StoreFull, TicketExpired
 from kvbelay.runtime.deadline import Until
 
 SMALL = [(3, 256)]
+BATCH = BatchId(b"", 0, 1, (0, 1), b"")
 LARGE = [(32, CHUNK)]
 """Far more than the sockets' buffers hold: a client that does not read keeps the server sending."""
 
@@ -79,7 +80,7 @@ def test_lease_ends_though_nobody_asks(rig: Any, raw: Any) -> None:
     ticket, content, part = put(source, rig, LARGE)
     sock = raw(source.address)
     begin_read(sock, rig, ticket)
-    until = Until(10.0)
+    until = Until(2.0)  # less than the server's patience with a client that does not read
     while source._source.server._serving:
         until.sleep(0.01)
     require_cut_off(sock, content, part)
@@ -133,6 +134,25 @@ def test_waiting_is_cancelled(rig: Any) -> None:
         rig.source().released(within)
 
 
+def test_cut_reaches_the_reader() -> None:
+    """Ending an entry ends the connections that it is sent over at once, and its memory is let go with its name."""
+    now = [0.0]
+    shelf = Shelf(child="near", peer="unix:///s", incarnation=1, limit=2, lease_s=9.0, clock=lambda: now[0])
+    for end in (lambda number: shelf.end(number, cut=True), lambda _: now.__setitem__(0, 9.0)):
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            ticket = shelf.publish(BATCH, 1, bytes(16), [[memoryview(b"x")]])
+            with shelf.reading(number_of(ticket), BATCH, Link(ours, "a client")) as (entry, ask):
+                ask()
+                end(number_of(ticket))
+                assert list(shelf.released(Until(0.0))) == []
+                assert theirs.recv(1) == b""
+                with pytest.raises(TicketExpired):
+                    ask()
+            assert entry.chunks == []
+        assert list(shelf.released(Until(0.0))) == [ticket]
+
+
 class Leases(RuleBasedStateMachine):
     """The shelf against a plain model: which batches are served, who reads, what was named."""
 
@@ -163,7 +183,7 @@ class Leases(RuleBasedStateMachine):
         self.collect()
         busy = {number for number, _ in self.reads}
         try:
-            ticket = self.shelf.publish(BatchId(b"", 0, 1, (0, 1), b""), 1, bytes(16), [[memoryview(b"x")]])
+            ticket = self.shelf.publish(BATCH, 1, bytes(16), [[memoryview(b"x")]])
         except StoreFull:
             assert len(self.open | busy) == self.LIMIT
             return
@@ -179,7 +199,7 @@ class Leases(RuleBasedStateMachine):
         link = Link(self.pair[0].dup(), "a client")
         stack.callback(link.close)
         try:
-            stack.enter_context(self.shelf.reading(number, BatchId(b"", 0, 1, (0, 1), b""), link))
+            stack.enter_context(self.shelf.reading(number, BATCH, link))
         except TicketExpired:
             assert not self.live(number)
             stack.close()
@@ -212,7 +232,7 @@ class Leases(RuleBasedStateMachine):
 
     @invariant()
     def offers_what_is_open(self) -> None:
-        found = self.shelf.find([BatchId(b"", 0, 1, (0, 1), b"")])
+        found = self.shelf.find([BATCH])
         newest = max(self.ends, default=0)
         assert [offer.ticket for offer in found] == ([newest] if self.live(newest) else [])
 
