@@ -48,7 +48,7 @@ class Arena:
     def __init__(self, nbytes: int, *, child: str) -> None:
         self._child = child
         self.nbytes = -(-nbytes // ALIGN) * ALIGN
-        self._memory = memoryview(mmap.mmap(-1, self.nbytes))
+        self._memory = memoryview(mmap.mmap(-1, self.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
         self._changed = threading.Condition()
         self._slots: set[Slot] = set()
 
