@@ -100,7 +100,7 @@ class Ledger:
         spared = record.tainted if event.side is Side.LOAD else ()
         plan = tuple(name for name in dict.fromkeys(event.plan) if name not in spared)
         ends_at = now + event.within_s
-        track = Track(event.request, event.side, plan, event.stop, event.start, now, ends_at, event.observed)
+        track = Track(event.request, event.side, plan, event.stop, event.start, now, ends_at, event.observed, event.start)
         if before is not None:  # told, but blocks of it are still held: a second transfer could meet the first
             error = errors.RequestBusy("an earlier transfer of this request still holds blocks")
             track.failures.append(fail(error, _where(LegRecord(track, ""))))
@@ -228,7 +228,7 @@ class Ledger:
             leg.cause = None
             leg.tally = Tally(self._ranks) if self._ranks > 1 else None
             track.attempts += not leg.bystander
-            start, stop = track.watermark, track.goal
+            start, stop = track.watermark if track.side is Side.LOAD else track.start, track.goal
             within_s = min(self.policy.attempt_s, track.ends_at - now)
             due_at = now + within_s
         elif move.to is Leg.DRAINING:

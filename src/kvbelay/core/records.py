@@ -21,6 +21,8 @@ class Track(msgspec.Struct):
     began_at: float
     ends_at: float
     observed: bool = False
+    start: int = 0
+    """A save begins here each time: what one child has says nothing of another."""
     legs: list[LegRecord] = []
     """A load's current leg and its bystanders; all legs of a save."""
     next: int = 0

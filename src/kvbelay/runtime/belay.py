@@ -325,8 +325,7 @@ class Belay:
         errand = self._errands.get((action.request, action.side))
         if slot is None or errand is None:
             return fail(errors.ChildUnavailable("it was removed"), where)
-        start = action.start if action.side is Side.LOAD else errand.cargo.start  # a copy is whole, or none
-        attempt = Attempt(slot, where, action.side, errand.cargo, start=start, within_s=action.within_s)
+        attempt = Attempt(slot, where, action.side, errand.cargo, start=action.start, within_s=action.within_s)
         if action.side is Side.LOAD:
             attempt.tickets.extend(ticket for ticket in errand.tickets if ticket.child == action.child)
         errand.attempts.append(attempt)
