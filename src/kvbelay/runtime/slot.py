@@ -62,13 +62,16 @@ class Slot:
         """After `shut`: wait. Returns how many threads are stuck in a call that does not come back."""
         ends_at = time.monotonic() + within_s
         self._closer.join(within_s)
-        stuck = int(self._closer.is_alive()) + self.pool.close(max(0.0, ends_at - time.monotonic()))
-        if self.leases is not None:
-            stuck += self.leases.close(max(0.0, ends_at - time.monotonic()))
+        closed = not self._closer.is_alive()
+        stuck = self.pool.close(max(0.0, ends_at - time.monotonic())) + (not closed)
+        if closed and self.leases is not None:
+            stuck += self.leases.join(max(0.0, ends_at - time.monotonic()))
         return stuck
 
     def _close(self) -> None:
         contain(lambda: self.connector.close(), Where(self.name, "close"))  # noqa: PLW0108  # reading it may raise
+        if self.leases is not None:
+            self.leases.end()
 
 
 class Leases:
@@ -102,18 +105,20 @@ class Leases:
         with self._lock:
             return [ticket for ticket, lease in self._owners.items() if lease[0] == request]
 
-    def close(self, within_s: float) -> int:
-        """Stop following; the connector is closed, so nobody reads any more."""
+    def end(self) -> None:
+        """The connector is closed: nobody reads any more, whatever it still names."""
         with self._lock:
             self._closed.set()
-        mine = self._thread is threading.current_thread()  # a hook that closes the layer
-        if not mine:
-            self._thread.join(within_s)
-        with self._lock:
             open_leases, self._open, self._owners = list(self._open), {}, {}
         for request, epoch in open_leases:
             self._drained(self._child, request, epoch)
-        return int(self._thread.is_alive() and not mine)
+
+    def join(self, within_s: float) -> int:
+        """After `end`: wait for the thread; returns 1 if it is stuck."""
+        if self._thread is threading.current_thread():  # a hook that closes the layer
+            return 0
+        self._thread.join(within_s)
+        return int(self._thread.is_alive())
 
     def _follow(self) -> None:
         where = Where(self._child, "released")
