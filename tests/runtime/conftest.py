@@ -117,6 +117,7 @@ class Watched(Wrapper):
         self._child = child
         self._monitor = monitor
         self._lock = threading.Lock()
+        self._closed = False
         self._open: dict[tuple[str, int], int] = {}
         self._owners: dict[Ticket, tuple[str, int]] = {}
         if isinstance(inner, Publishes):
@@ -142,7 +143,8 @@ class Watched(Wrapper):
             return ticket
         finally:
             with self._lock:
-                leased = isinstance(ticket, Ticket) and ticket.lease_s is not None
+                lends = hasattr(self, "released") and not self._closed
+                leased = lends and type(ticket) is Ticket and ticket.lease_s is not None
                 early = leased and self._owners.pop(ticket, None) is not None
                 if leased and not early:
                     self._owners[ticket] = attempt
@@ -156,6 +158,8 @@ class Watched(Wrapper):
     def _watch_released(self, within: Deadline) -> Sequence[Ticket]:
         tickets = self._inner_released(within)
         for ticket in tickets:
+            if type(ticket) is not Ticket or type(ticket.locator) is not bytes:
+                continue
             with self._lock:
                 attempt = self._owners.pop(ticket, None)
                 if attempt is None:
@@ -163,6 +167,16 @@ class Watched(Wrapper):
             if attempt is not None:
                 self._touch(attempt, -1)
         return tickets
+
+    def close(self) -> None:
+        self.inner.close()
+        with self._lock:
+            owners = list(self._owners.values())
+            self._owners.clear()
+            self._closed = True
+        for attempt in owners:  # nobody reads from a connector that is closed
+            if attempt[0]:
+                self._touch(attempt, -1)
 
     def _touch(self, attempt: tuple[str, int], change: int) -> None:
         """A save touches as long as one of its puts runs or one of its tickets may be read."""
