@@ -100,7 +100,9 @@ class Ledger:
         spared = record.tainted if event.side is Side.LOAD else ()
         plan = tuple(name for name in dict.fromkeys(event.plan) if name not in spared)
         ends_at = now + event.within_s
-        track = Track(event.request, event.side, plan, event.stop, event.start, now, ends_at, event.observed, event.start)
+        track = Track(
+            event.request, event.side, plan, event.stop, event.start, now, ends_at, event.observed, event.start
+        )
         if before is not None:  # told, but blocks of it are still held: a second transfer could meet the first
             error = errors.RequestBusy("an earlier transfer of this request still holds blocks")
             track.failures.append(fail(error, _where(LegRecord(track, ""))))
@@ -265,7 +267,8 @@ class Ledger:
     def _wait(self, leg: LegRecord, now: float) -> float | None:
         """Seconds until the same child is tried again; None: not again."""
         track, child = leg.track, self.children.get(leg.child)
-        if leg.bystander or track.result is not None or child is None or child.status is not Status.READY:
+        unasked = leg.bystander or track.observed
+        if unasked or track.result is not None or child is None or child.status is not Status.READY:
             return None
         return again(
             self.policy,
