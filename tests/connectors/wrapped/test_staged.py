@@ -98,7 +98,7 @@ def test_put_leaves_the_engine_alone(held: Any) -> None:
 
 def test_late_write_lands_in_the_arena(held: Any) -> None:
     """After a get that raised, a late writer changes nothing that the engine has, and its slot waits for it."""
-    plan = Plan(0, (Strike(fault=Fault.LATE_WRITE, nth=1, seconds=0.05),))
+    plan = Plan(0, (Strike(fault=Fault.LATE_WRITE, nth=1, seconds=0.5),))
     inner = Faulty(held.inner, plan, child="near")
     subject = staged(inner)
     batch, memory = held.batch()

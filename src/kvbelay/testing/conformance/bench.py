@@ -38,8 +38,6 @@ from kvbelay.testing.conformance.scattered import Scattered, Shape
 
 T = TypeVar("T")
 
-GRACE_S = 2.0
-"""Seconds that a call may take beyond its deadline, on a busy machine."""
 LEAK_S = 0.5
 """Seconds after close in which the system may still be taking away what was closed."""
 TOKENS = 16
@@ -93,6 +91,7 @@ class Opens(Protocol):
     child: str
     fingerprint: Fingerprint
     within_s: float
+    grace_s: float
     close_s: float
     keeps: Sequence[str]
 
@@ -166,7 +165,7 @@ class Bench:
         within = within or Until(self.kit.within_s)
         running = Call(lambda: function(within), name)
         try:
-            return running.result(_left_s(within) + GRACE_S)
+            return running.result(_left_s(within) + self.kit.grace_s)
         except Nonconforming:
             within.cancel()
             raise

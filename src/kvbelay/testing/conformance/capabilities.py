@@ -14,7 +14,7 @@ from kvbelay.connectors.port import Connector, Publishes
 from kvbelay.core.model import BatchResult, Fingerprint, Miss, Ticket
 from kvbelay.errors import Cancelled, DeadlineExceeded, KvbelayError, PeerRestarted, StoreFull, TicketExpired
 from kvbelay.runtime.deadline import Until
-from kvbelay.testing.conformance.bench import GRACE_S, Bench, Call, require
+from kvbelay.testing.conformance.bench import Bench, Call, require
 from kvbelay.testing.conformance.kit import LARGE, SMALL, Kit, must_raise
 
 SMALL_NBYTES = 3 * 256
@@ -223,7 +223,7 @@ class CanFreeze(Kit):
                     running = Call(partial(call, within), name)
                     threading.Event().wait(0.02)
                     within.cancel()
-                    must_raise(Cancelled, partial(running.result, GRACE_S), f"{name} did not raise Cancelled")
+                    must_raise(Cancelled, partial(running.result, self.grace_s), f"{name} did not raise Cancelled")
                 ready.poison_what_landed()
             self.watch(ready)
             ready.load(ready.place(0, LARGE), ticket, content)
@@ -236,7 +236,7 @@ class CanFreeze(Kit):
                 running = Call(lambda: ready.get(ready.place(0, LARGE), ticket, Until(60.0)), "get")
                 threading.Event().wait(0.02)
                 Call(ready.reader.close, "close").result(self.close_s)
-                must_raise((KvbelayError, OSError), partial(running.result, GRACE_S), "get did not raise")
+                must_raise((KvbelayError, OSError), partial(running.result, self.grace_s), "get did not raise")
 
     def _served(self, ready: Bench) -> tuple[Ticket, bytes]:
         source = ready.place(0, LARGE)

@@ -13,7 +13,7 @@ from kvbelay.connectors.port import Publishes, Unfenced
 from kvbelay.core.model import Ticket
 from kvbelay.errors import Cancelled, DeadlineExceeded, KvbelayError
 from kvbelay.runtime.deadline import Until
-from kvbelay.testing.conformance.bench import GRACE_S, Bench, Call, Place, require
+from kvbelay.testing.conformance.bench import Bench, Call, Place, require
 from kvbelay.testing.conformance.kit import LARGE, SMALL, Kit, must_raise
 from kvbelay.testing.conformance.scattered import Shape
 
@@ -155,7 +155,7 @@ class Lives(Kit):
             started.wait(self.within_s)
             Call(ready.reader.close, "close").result(self.close_s)
             for call in running:
-                call.result(self.within_s + GRACE_S)
+                call.result(self.within_s + self.grace_s)
 
     def test_restart(self) -> None:
         """After the source restarted, an old ticket raises, misses or lands its own bytes; a new one works."""

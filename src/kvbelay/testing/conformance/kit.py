@@ -51,6 +51,8 @@ class Kit(ABC):
     fingerprint = FINGERPRINT
     within_s: float = 10.0
     """Seconds that any call of the kit may take which has no reason to fail."""
+    grace_s: float = 2.0
+    """Seconds that a call may take beyond its deadline or its cancellation, on a busy machine."""
     close_s: float = 5.0
     """Seconds that close() may take."""
     watch_s: float = 0.1
