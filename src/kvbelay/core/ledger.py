@@ -319,7 +319,8 @@ class Ledger:
                 if leg.state is Leg.HELD:  # nothing else may write into blocks that are held
                     track.result = self.policy.fallback
                 return
-            if track.next == len(track.plan) or track.failed >= self.policy.attempts:
+            onward = track.next < len(track.plan) and not (track.observed and track.next)
+            if not onward or track.failed >= self.policy.attempts:
                 track.result = self.policy.fallback if track.failures else Result.MISSED
                 return
             leg = LegRecord(track, track.plan[track.next])

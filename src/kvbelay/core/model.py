@@ -232,7 +232,8 @@ class Event(msgspec.Struct, frozen=True):
     bystanders: tuple[str, ...] = ()
     """BEGIN of a load: children that were not chosen and are known to touch the blocks all the same."""
     observed: bool = False
-    """BEGIN: the host drives the children of the plan itself; they are watched, and not refused."""
+    """BEGIN: the host drives the children of the plan itself, the first one of a load. They are watched, and neither
+    refused nor tried again."""
     start: int = 0
     stop: int = 0
     """BEGIN: tokens [start, stop) are wanted; what lies before ``start`` is there."""

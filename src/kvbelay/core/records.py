@@ -177,8 +177,9 @@ class Tally(msgspec.Struct):
         if bad is not None:
             return Said(Kind.FAILED, failure=bad.failure)
         for kind in (Kind.DRAINED, Kind.MISSED):
-            if self._first_of(kind) is not None:
-                return Said(kind)
+            said = self._first_of(kind)
+            if said is not None:
+                return Said(kind, failure=said.failure)
         return Said(Kind.LANDED, stop=self._stop())
 
     def _first_of(self, *kinds: Kind) -> Report | None:
