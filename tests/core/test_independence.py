@@ -129,7 +129,11 @@ def test_a_save_s_children_do_not_disturb_each_other(words: list[tuple], lost: b
         if lost:
             world.simulation.lose("a")
         world.simulation.wait(20.0)
-        log = [(round(at, 6), action.do) for at, action in world.simulation.log if action.child == "b"]
+        log = [
+            (round(at, 6), action.do, action.start, action.stop)
+            for at, action in world.simulation.log
+            if action.child == "b"
+        ]
         world.finish()
         return log
 

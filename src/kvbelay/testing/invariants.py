@@ -84,7 +84,8 @@ class _Attempt:
     def __init__(self, action: Action, transfer: _Transfer) -> None:
         self.transfer = transfer
         self.child = action.child
-        self.asked = action.do is Do.START
+        self.asked = action.do is Do.START or (transfer.begin.observed and action.child in transfer.begin.plan)
+        """Else it is a bystander."""
         self.aborted = False
         self.reached: dict[int, int] = {}
         self.words: dict[int, Report] = {}
@@ -127,7 +128,7 @@ class _Transfer:
         return self.begin.request, self.begin.side
 
     def asked(self) -> list[_Attempt]:
-        """Attempts of children that it asked."""
+        """Attempts of children that it asked, or that its host drives."""
         return [attempt for attempt in self.attempts.values() if attempt.asked]
 
     def failed(self) -> int:
@@ -238,7 +239,7 @@ class Monitor:
             raise InvariantViolation("I3", f"{_name(action)} does not grow beyond epoch {self._epoch}")
         self._epoch = action.epoch
         attempt = _Attempt(action, transfer)
-        if attempt.asked:
+        if action.do is Do.START:
             self._may_start(action, transfer, now)
         transfer.attempts[action.epoch] = self._attempts[action.epoch] = attempt
 
@@ -260,6 +261,9 @@ class Monitor:
             raise InvariantViolation("I7", f"{_name(action)} is a second attempt, and it names no attempts")
         if now >= transfer.began_at + transfer.begin.within_s:
             raise InvariantViolation("I7", f"{_name(action)} is started after the request's deadline")
+        good = transfer.good if load else transfer.begin.start
+        if action.start > good:
+            raise InvariantViolation("I1", f"{_name(action)} begins at {action.start}, and only {good} tokens are good")
         if action.child not in transfer.begin.plan:
             raise InvariantViolation("I2", f"{_name(action)} is started and stands in no plan")
 

@@ -55,6 +55,7 @@ class Simulation:
         start: int = 0,
         within_s: float = 30.0,
         bystanders: Iterable[str] = (),
+        observed: bool = False,
     ) -> None:
         """The host begins a transfer."""
         self._handle(
@@ -64,6 +65,7 @@ class Simulation:
                 request,
                 plan=tuple(plan),
                 bystanders=tuple(bystanders),
+                observed=observed,
                 start=start,
                 stop=stop,
                 within_s=within_s,

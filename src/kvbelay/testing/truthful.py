@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from kvbelay.core.model import Action, Do, Event, Failure, Kind, Side
+from kvbelay.core.model import Action, Do, Event, Failure, Kind, Order, Side
 from kvbelay.core.policy import Policy
 from kvbelay.testing.invariants import Monitor
 from kvbelay.testing.simulation import Simulation
@@ -77,8 +77,13 @@ class Truthful:
         leased: bool = False,
         failure: Failure | None = None,
     ) -> None:
-        """An attempt's child says something of it on some ranks (all, if none are named), and means it."""
+        """An attempt's child says something of it on some ranks (all, if none are named), and means it.
+
+        A rank that the attempt's order has not reached yet has nothing to say.
+        """
         for rank in range(self.ranks) if ranks is None else ranks:
+            if any(order.epoch == attempt.epoch for order in self._orders(rank)):
+                continue
             progress = kind is Kind.LANDED and 0 < stop < attempt.stop
             if kind in ENDS and not leased and not progress:
                 self.end(attempt, rank)
@@ -117,6 +122,11 @@ class Truthful:
             self._carry()
         self.monitor.over(self.simulation.now, leftovers=self.simulation.leftovers())
 
+    def _orders(self, rank: int) -> list[Order]:
+        """The attempts that the rank has not heard of yet."""
+        orders = self.simulation.orders[rank]
+        return [order for order in orders if isinstance(order, Order) and not order.cancel]
+
     def _carry(self) -> None:
         simulation = self.simulation
         while simulation.reports or any(simulation.orders):
@@ -130,7 +140,7 @@ class Truthful:
             self.begun[thing.request, thing.side] = None
         elif isinstance(thing, Action) and thing.do in {Do.START, Do.WATCH}:
             ranks = set(range(self.ranks))
-            asked = thing.do is Do.START
+            asked = thing.do is Do.START  # who was not asked may have been at it before
             self.started.append(Started(thing.request, thing.side, thing.child, thing.epoch, thing.stop, asked, ranks))
             for rank in ranks:
                 self.monitor.touching(thing.request, thing.side, thing.child, thing.epoch, rank)
