@@ -1,0 +1,43 @@
+"""One small record a request: what the host waits for, and what the guard knows of its load and saves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from kvbelay.core.model import Failure, Outcome
+
+
+class Case(msgspec.Struct):
+    """A request, from its first look-up until nobody waits for it any more."""
+
+    request: Any
+    """The host's own object."""
+    chosen: str = ""
+    """The child that the last look-up chose."""
+    asynchronous: bool = False
+    undecided: dict[str, float] = {}
+    """Children that are "still looking", since when."""
+    awaits_recv: bool = False
+    """The host waits for "received"."""
+    pulsed: bool = False
+    """Every rank has settled it, before it was decided."""
+    awaits_sent: bool = False
+    """The host waits for "sent"."""
+    loaded: Outcome | None = None
+    """How the load in flight ended."""
+    saved: Outcome | None = None
+    failing: bool = False
+    """The ranks were ordered to report it as failed."""
+    failures: tuple[Failure, ...] = ()
+    """Of all its loads, in order."""
+    granted: bool = False
+    """The budget has let its recomputation go."""
+    asked_budget_at: float | None = None
+    finished: bool = False
+
+    @property
+    def over(self) -> bool:
+        """The host waits for nothing of it."""
+        return self.finished and not self.awaits_recv and not self.awaits_sent

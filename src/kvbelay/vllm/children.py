@@ -1,0 +1,134 @@
+"""The guard's children: how each is made, named, asked and, if it cannot start, left out."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from vllm.config.kv_transfer import KVTransferConfig
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
+from kvbelay import errors
+from kvbelay.core.boundary import Where, call, fail, text_of, type_name
+from kvbelay.core.model import Failure
+from kvbelay.vllm.options import KEY, ChildOptions, child_options, name_children
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+LOGGED = 20
+"""Failures of one child's hook that are logged; those after it are only counted."""
+
+
+class Guarded:
+    """One child. ``connector`` is None where it could not start, and ``cause`` says why."""
+
+    def __init__(self, name: str, options: ChildOptions) -> None:
+        self.name = name
+        self.options = options
+        self.connector: Any = None
+        self.cause: Failure | None = None
+        self.spent_s = 0.0
+        """Seconds inside its hooks since `take_spent`."""
+        self.counts: dict[tuple[str, str], int] = {}
+        """Failures by hook and kind."""
+
+    def start(self, make: Callable[[], Any]) -> None:
+        """Make the connector; what it raises makes the child unavailable."""
+        made = call(make, Where(self.name, "__init__"))
+        if isinstance(made, Failure):
+            self.stop(made)
+        else:
+            self.connector = made
+
+    def stop(self, cause: Failure) -> None:
+        """From now on it is not asked any more. Raises what stops the engine if the child is required."""
+        if self.cause is not None:
+            return
+        self.connector, self.cause = None, cause
+        what = f"child {self.name!r} is unavailable: {cause.operation}: {cause.detail}"
+        remedy = "mend it, or remove the child; its siblings serve meanwhile"
+        if self.options.required:
+            raise errors.ChildUnavailable(what, remedy="mend it, or set required to false")
+        log.error("kvbelay: %s; %s", what, remedy)
+
+    def ask(self, hook: str, *args: object, request: str = "", **kwargs: Any) -> object:
+        """What the child's hook returns, or a `Failure`, which is logged and counted."""
+        began = time.perf_counter()
+        answer = call(lambda: getattr(self.connector, hook)(*args, **kwargs), Where(self.name, hook, request))
+        self.spent_s += time.perf_counter() - began
+        if isinstance(answer, Failure):
+            self.note(answer)
+        return answer
+
+    def checked(self, hook: str, answer: object, right: Callable[[Any], bool], request: str = "") -> object:
+        """The answer, or a `Failure` if its shape is wrong."""
+        if isinstance(answer, Failure):
+            return answer
+        fits = call(lambda: right(answer), Where(self.name, hook, request))
+        if fits is True:
+            return answer
+        error = errors.UnknownShape(f"{hook} answered {text_of(answer)} ({type_name(answer)})")
+        failure = fail(error, Where(self.name, hook, request))
+        self.note(failure)
+        return failure
+
+    def note(self, failure: Failure) -> None:
+        """Count a failure, and log the first ones."""
+        key = (failure.operation, failure.kind)
+        self.counts[key] = count = self.counts.get(key, 0) + 1
+        if count <= LOGGED:
+            request = f" for request {failure.request}" if failure.request else ""
+            after = f" (while handling it: {failure.handling})" if failure.handling else ""
+            log.warning(
+                "kvbelay: %s.%s failed%s: %s%s", failure.child, failure.operation, request, failure.detail, after
+            )
+
+    def take_spent(self) -> float:
+        """Seconds spent in it since this was asked last."""
+        spent, self.spent_s = self.spent_s, 0.0
+        return spent
+
+
+def configured(vllm_config: Any) -> list[tuple[Guarded, Mapping[str, Any]]]:
+    """The children that the configuration names, not started, each with its own configuration."""
+    extra = vllm_config.kv_transfer_config.kv_connector_extra_config
+    configs = extra.get("connectors")
+    if not isinstance(configs, list) or not configs:
+        msg = "there is no child"
+        field = "kv_connector_extra_config.connectors"
+        raise errors.ConfigError(msg, source="--kv-transfer-config", field=field, remedy="list at least one connector")
+    options = [child_options(index, config) for index, config in enumerate(configs)]
+    names = name_children([str(config.get("kv_connector")) for config in configs], options)
+    return [(Guarded(name, option), config) for name, option, config in zip(names, options, configs, strict=True)]
+
+
+def child_config(vllm_config: Any, config: Mapping[str, Any]) -> Any:
+    """The engine's configuration as one child sees it: its own transfer configuration, without the guard's options."""
+    extra = {key: value for key, value in (config.get("kv_connector_extra_config") or {}).items() if key != KEY}
+    own = {"engine_id": vllm_config.kv_transfer_config.engine_id, **config, "kv_connector_extra_config": extra}
+    child = copy.copy(vllm_config)
+    child.kv_transfer_config = KVTransferConfig(**own)
+    return child
+
+
+def child_class(vllm_config: Any) -> Any:
+    """The class of a child, from its own configuration."""
+    return KVConnectorFactory.get_connector_class(vllm_config.kv_transfer_config)
+
+
+def start_children(vllm_config: Any, role: Any, kv_cache_config: Any) -> list[Guarded]:
+    """Make all children. One that raises is left out, with its cause."""
+    children = []
+    for child, config in configured(vllm_config):
+
+        def make(config: Mapping[str, Any] = config) -> Any:
+            own = child_config(vllm_config, config)
+            return child_class(own)(own, role, kv_cache_config)
+
+        child.start(make)
+        children.append(child)
+    return children

@@ -1,0 +1,82 @@
+"""Everything that leans on vLLM's internals, or differs between its versions, in one place.
+
+Tested on the versions in `TESTED`. Elsewhere the guard still filters and bounds; it does not recompute a request on
+its own, which needs the internals below, but leaves that to the host's policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import vllm
+
+TESTED = frozenset({"0.32.0"})
+
+
+def version() -> str:
+    """The running vLLM's release, without a build's suffix."""
+    return str(vllm.__version__).partition("+")[0]
+
+
+def may_recompute() -> bool:
+    """Whether this version's internals are known to take `recompute`."""
+    return version() in TESTED
+
+
+def block_ids(blocks: Any) -> tuple[tuple[int, ...], ...]:
+    """Block ids by KV cache group of a ``KVCacheBlocks``."""
+    return tuple(tuple(group) for group in blocks.get_block_ids())
+
+
+def hold(manager: Any, request_id: str) -> list[Any]:
+    """Take a reference of our own to each of the request's blocks, so that freeing the request does not free them."""
+    blocks = [block for group in manager.get_blocks(request_id).blocks for block in group if not block.is_null]
+    manager.block_pool.touch(blocks)
+    return blocks
+
+
+def let_go(manager: Any, blocks: Sequence[Any]) -> None:
+    """Give back what `hold` took."""
+    manager.block_pool.free_blocks(reversed(blocks))
+
+
+def recompute(manager: Any, request: Any) -> None:
+    """Make the scheduler compute the request's prompt from its own cache on, as if it had never been loaded.
+
+    For a request that waits for a load which has been reported as received: the scheduler next finds no computed
+    tokens and no blocks, and asks the connector and its prefix cache again.
+    """
+    manager.free(request)
+    request.num_computed_tokens = 0
+
+
+def is_finished(request: Any) -> bool:
+    """Whether the request is over."""
+    return bool(request.is_finished())
+
+
+def groups(kv_cache_config: Any) -> int:
+    """How many KV cache groups the model has."""
+    return len(kv_cache_config.kv_cache_groups)
+
+
+def ranks(vllm_config: Any) -> int:
+    """How many workers report."""
+    return int(vllm_config.parallel_config.world_size)
+
+
+def rank(vllm_config: Any) -> int:
+    """Which of them this is."""
+    return int(vllm_config.parallel_config.rank)
+
+
+def sync_loads_are_safe(vllm_config: Any, kv_cache_config: Any) -> bool:
+    """Whether a failed synchronous load costs one request and not the engine.
+
+    With several KV cache groups a block report ends the engine; with the policy "recompute" and asynchronous
+    scheduling it does so too.
+    """
+    policy = vllm_config.kv_transfer_config.kv_load_failure_policy
+    overlapping = bool(vllm_config.scheduler_config.async_scheduling)
+    return groups(kv_cache_config) == 1 and not (policy == "recompute" and overlapping)

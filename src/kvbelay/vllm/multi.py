@@ -1,0 +1,307 @@
+"""The guard: a ``MultiConnector`` that no child can take down.
+
+vLLM loads it through one more key of an existing configuration: ``"kv_connector_module_path": "kvbelay.vllm"``. It
+keeps the name of the host's own class, since the host treats that name specially.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    KVConnectorTransferResults,
+    KVConnectorWorkerMetadata,
+    SupportsHMA,
+    supports_hma,
+)
+
+from kvbelay import errors
+from kvbelay.core.boundary import Where, call
+from kvbelay.core.model import Failure
+from kvbelay.vllm import host
+from kvbelay.vllm.children import Guarded, child_class, child_config, configured, start_children
+from kvbelay.vllm.desk import Desk
+from kvbelay.vllm.hooks import FATAL, made_from_table, unknown
+from kvbelay.vllm.metadata import GuardHandshake, GuardMetadata, GuardWorkerMetadata
+from kvbelay.vllm.options import guard_options
+from kvbelay.vllm.post import Post
+
+log = logging.getLogger(__name__)
+
+
+@made_from_table
+class MultiConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
+    """Children by name, behind one boundary. See `kvbelay.vllm.hooks` for what is asked of whom."""
+
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
+        options = guard_options(vllm_config.kv_transfer_config.kv_connector_extra_config)
+        children = start_children(vllm_config, role, kv_cache_config)
+        one_group = host.groups(kv_cache_config) == 1
+        self._desk: Desk | None = None
+        self._post: Post | None = None
+        if role is KVConnectorRole.SCHEDULER:
+            self._desk = Desk(
+                children,
+                options,
+                ranks=host.ranks(vllm_config),
+                sync_is_safe=host.sync_loads_are_safe(vllm_config, kv_cache_config),
+                one_group=one_group,
+            )
+            _greet(children)
+        else:
+            self._post = Post(children, rank=host.rank(vllm_config), one_group=one_group)
+
+    @property
+    def desk(self) -> Desk:
+        """The scheduler's side."""
+        if self._desk is None:
+            msg = "this is a worker's connector"
+            raise errors.InvalidBatch(msg)
+        return self._desk
+
+    @property
+    def post(self) -> Post:
+        """A worker's side."""
+        if self._post is None:
+            msg = "this is the scheduler's connector"
+            raise errors.InvalidBatch(msg)
+        return self._post
+
+    def serving(self, _hook: str = "") -> list[Guarded]:
+        """The children that run."""
+        return (self._desk or self.post).serving()
+
+    @property
+    def sub_connectors(self) -> list[KVConnectorBase_V1]:
+        """The children's connectors, as the host's own class gives them."""
+        return [child.connector for child in self.serving()]
+
+    def out_of_service(self, answers: Iterable[object]) -> None:
+        """Leave out the children that failed in a hook which they cannot do without."""
+        for answer in answers:
+            if isinstance(answer, Failure) and answer.operation in FATAL:
+                side = self._desk or self.post
+                side.out_of_service(side.children[answer.child], answer)
+
+    # The scheduler's side
+
+    def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
+        self.desk.quarantine.manager = kv_cache_manager
+        self.out_of_service([child.ask("bind_kv_cache_manager", kv_cache_manager) for child in self.serving()])
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        return self.desk.match(request, num_computed_tokens)
+
+    def get_loaded_kv_cache_group_ids(self, request: Any) -> tuple[int, ...]:
+        default: tuple[int, ...] = super().get_loaded_kv_cache_group_ids(request)
+        said: tuple[int, ...] = self._chosen_says("get_loaded_kv_cache_group_ids", default, request)
+        return said
+
+    def get_external_cache_hit_sources(self, request: Any, num_external_tokens: int) -> dict[Any, int]:
+        default: dict[Any, int] = super().get_external_cache_hit_sources(request, num_external_tokens)
+        said: dict[Any, int] = self._chosen_says(
+            "get_external_cache_hit_sources", default, request, num_external_tokens
+        )
+        return said
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        self.desk.allocated(request, blocks, num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: Any) -> GuardMetadata:
+        return self.desk.metadata(scheduler_output)
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        self.desk.update(connector_output)
+
+    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        return self.request_finished_all_groups(request, (block_ids,))
+
+    def request_finished_all_groups(
+        self, request: Any, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        def ask(child: Guarded) -> object:
+            if supports_hma(child.connector):
+                return child.ask("request_finished_all_groups", request, block_ids, request=request.request_id)
+            return child.ask("request_finished", request, block_ids[0], request=request.request_id)
+
+        return self.desk.finished(request, ask)
+
+    def has_pending_push_work(self) -> bool:
+        answers = [child.ask("has_pending_push_work") for child in self.serving()]
+        return self.desk.pending() or any(answer is True for answer in answers)
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        return any(self._property("requires_kv_delivery"))
+
+    @property
+    def supports_divergent_local_hybrid_hits(self) -> bool:
+        said = self._property("supports_divergent_local_hybrid_hits")
+        return bool(said) and all(said)
+
+    def take_events(self) -> Iterable[Any]:
+        events: list[Any] = []
+        for child in self.serving():
+            taken = call(lambda child=child: list(child.connector.take_events()), Where(child.name, "take_events"))  # type: ignore[misc]
+            if isinstance(taken, Failure):
+                child.note(taken)
+            else:
+                events.extend(taken)
+        return events
+
+    def set_xfer_handshake_metadata(self, metadata: dict[int, KVConnectorHandshakeMetadata]) -> None:
+        self._set_handshake("set_xfer_handshake_metadata", metadata)
+
+    def set_xfer_handshake_metadata_pp_aware(
+        self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
+    ) -> None:
+        self._set_handshake("set_xfer_handshake_metadata_pp_aware", metadata)
+
+    # A worker's side
+
+    def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
+        answers = {child.name: child.ask("get_handshake_metadata") for child in self.serving()}
+        given = {name: answer for name, answer in answers.items() if isinstance(answer, KVConnectorHandshakeMetadata)}
+        return GuardHandshake(given) if given else None
+
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        self.post.bind(connector_metadata)
+        super().bind_connector_metadata(connector_metadata)
+
+    def clear_connector_metadata(self) -> None:
+        self.post.clear()
+        super().clear_connector_metadata()
+
+    def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
+        if not isinstance(kv_connector_metadata, GuardMetadata):
+            return
+        for child in self.serving():
+            if child.name in kv_connector_metadata.children:
+                child.ask("handle_preemptions", kv_connector_metadata.children[child.name])
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        self.post.start_load(forward_context, kwargs)
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        self.post.wait_for_layer(layer_name)
+
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
+        self.post.save_layer(layer_name, kv_layer, attn_metadata, kwargs)
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        sent, received, failed = self.post.results(finished_req_ids)
+        return KVConnectorTransferResults(finished_sending=sent, finished_recving=received, failed_recving=failed)
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        sent, received, _ = self.post.results(finished_req_ids)
+        return sent or None, received or None
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        return self.post.invalid_blocks()
+
+    def get_finished_count(self) -> int | None:
+        return None
+
+    def get_kv_connector_kv_cache_events(self) -> Any:
+        for child in self.serving():
+            events = child.ask("get_kv_connector_kv_cache_events")
+            if events is not None and not isinstance(events, Failure):
+                return events
+        return None
+
+    def get_mem_pool_context(self) -> Any:
+        for child in self.serving():
+            context = child.ask("get_mem_pool_context")
+            if context is not None and not isinstance(context, Failure):
+                return context
+        return None
+
+    def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
+        return self.post.report()
+
+    # Both sides, and the class
+
+    def get_kv_connector_stats(self) -> Any:
+        return None
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Any:  # noqa: ARG003  # the host's hook
+        return None
+
+    @classmethod
+    def build_prom_metrics(cls, *_: Any) -> Any:
+        return None
+
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+        from vllm.config.kv_transfer import KVTransferConfig  # noqa: PLC0415  # the host asks before it is configured
+
+        for config in extra_config.get("connectors") or []:
+
+            def ask(config: dict[str, Any] = config) -> bool:
+                child = child_class(type("C", (), {"kv_transfer_config": KVTransferConfig(**config)}))
+                return bool(child.requires_piecewise_for_cudagraph(config.get("kv_connector_extra_config") or {}))
+
+            said = call(ask, Where(str(config.get("kv_connector")), "requires_piecewise_for_cudagraph"))
+            if said is not False:
+                return True
+        return False
+
+    @classmethod
+    def get_required_kvcache_layout(cls, vllm_config: Any) -> str | None:
+        wanted: dict[str, str] = {}
+        for child, config in configured(vllm_config):
+
+            def ask(config: Any = config) -> str | None:
+                own = child_config(vllm_config, config)
+                layout: str | None = child_class(own).get_required_kvcache_layout(own)
+                return layout
+
+            layout = call(ask, Where(child.name, "get_required_kvcache_layout"))
+            if isinstance(layout, str):
+                wanted[child.name] = layout
+        if len(set(wanted.values())) > 1:
+            said = ", ".join(f"{name} needs {layout}" for name, layout in wanted.items())
+            msg = f"the children need different KV cache layouts: {said}"
+            raise errors.ConfigError(msg, source="--kv-transfer-config", remedy="choose children that agree")
+        return next(iter(wanted.values()), None)
+
+    def _chosen_says(self, hook: str, default: Any, request: Any, *args: object) -> Any:
+        case = self.desk.cases.get(request.request_id)
+        child = self.desk.children.get(case.chosen) if case is not None else None
+        if child is None or child.connector is None:
+            return default
+        answer = child.ask(hook, request, *args, request=request.request_id)
+        return default if isinstance(answer, Failure) or type(answer) is not type(default) else answer
+
+    def _property(self, name: str) -> list[bool]:
+        said = []
+        for child in self.serving():
+            answer = call(lambda child=child: getattr(child.connector, name), Where(child.name, name))  # type: ignore[misc]
+            said.append(answer is True)
+        return said
+
+    def _set_handshake(self, hook: str, metadata: dict[Any, KVConnectorHandshakeMetadata]) -> None:
+        parts = [(child, GuardHandshake.part(metadata, child.name)) for child in self.serving()]
+        self.out_of_service([child.ask(hook, part) for child, part in parts if part])
+
+
+def _greet(children: list[Guarded]) -> None:
+    """One line at the start: what guards what."""
+    names = ", ".join(child.name for child in children)
+    log.info("kvbelay guards %s on vLLM %s", names, host.version())
+    if not host.may_recompute():
+        log.warning("kvbelay: vLLM %s was not tested; a failed load is left to kv_load_failure_policy", host.version())
+    drift = unknown(KVConnectorBase_V1)
+    if drift:
+        log.warning("kvbelay: hooks of this vLLM that are passed to no child: %s", ", ".join(drift))
+
+
+__all__ = ["GuardWorkerMetadata", "MultiConnector"]

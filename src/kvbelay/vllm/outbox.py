@@ -1,0 +1,46 @@
+"""What the scheduler's side has to tell the workers with the next step."""
+
+from __future__ import annotations
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
+
+from kvbelay.core.model import Action, Do, Order, Side
+from kvbelay.vllm.metadata import GuardMetadata
+
+
+class Outbox:
+    """Collects between two steps; `take` empties it."""
+
+    def __init__(self) -> None:
+        self._clear()
+
+    def order(self, action: Action) -> None:
+        """START, WATCH or ABORT, as an order to the gates."""
+        abort = action.do is Do.ABORT
+        self.orders.append(
+            Order(
+                action.request, action.side, action.child, action.epoch, action.within_s, stop=action.stop, cancel=abort
+            )
+        )
+
+    def take(self, children: dict[str, KVConnectorMetadata]) -> GuardMetadata:
+        """All of it, with the children's own metadata."""
+        step = GuardMetadata(
+            children=children,
+            orders=tuple(self.orders),
+            blocks=self.blocks,
+            sync=self.sync,
+            pulses=tuple(self.pulses),
+            fails=tuple(self.fails),
+            forget=tuple(self.forget),
+        )
+        self._clear()
+        return step
+
+    def _clear(self) -> None:
+        self.orders: list[Order] = []
+        self.blocks: dict[str, frozenset[int]] = {}
+        self.sync: dict[str, frozenset[int]] = {}
+        self.pulses: list[str] = []
+        self.fails: list[str] = []
+        self.forget: list[tuple[str, Side]] = []
