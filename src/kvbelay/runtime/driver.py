@@ -95,7 +95,7 @@ class Driver:
         with self.change:
             self._closed = True
             while (due := self.ledger.due()) is not None:
-                self._expire(due)
+                self._expire(due, time.monotonic())
             self.change.notify_all()
         self.tell()
         mine = self._timer is threading.current_thread()
@@ -228,12 +228,12 @@ class Driver:
                 if due is None or due > now:
                     self.change.wait(None if due is None else due - now)
                     continue
-                self._expire(now)
+                self._expire(now, now)
                 self.change.notify_all()
             self.tell()
 
-    def _expire(self, until: float) -> None:
-        for report in self._act(self.ledger.expire(until), time.monotonic()):
+    def _expire(self, until: float, now: float) -> None:
+        for report in self._act(self.ledger.expire(until), now):
             self.step(report)
 
     def tell(self) -> None:
