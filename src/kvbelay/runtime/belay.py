@@ -72,7 +72,8 @@ class Belay:
     seed
         Of the backoffs' jitter.
 
-    What a hook raises is dropped; the last such failures stand in ``hook_failures``.
+    A hook runs on the thread on which something happened, a caller's too: it must be quick, and may call the layer.
+    What it raises is dropped; the last such failures stand in ``hook_failures``.
     """
 
     def __init__(
@@ -84,6 +85,9 @@ class Belay:
         threads: int = 4,
         seed: int | None = None,
     ) -> None:
+        if threads < 1:
+            what = f"{threads} threads can do nothing"
+            raise errors.ConfigError(what, field="threads", remedy="give every child one or more")
         self._driver = Driver(
             policy or Policy(), launch=self._launch, told=self._told, watch=watch, released=released, seed=seed
         )

@@ -6,7 +6,7 @@ import difflib
 import re
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -28,7 +28,7 @@ class ChildConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The connector's own fields."""
     recheck: bool = False
     """Compute the digest of what landed a second time, whatever the connector says it did."""
-    arena_nbytes: int = ARENA_NBYTES
+    arena_nbytes: Annotated[int, msgspec.Meta(ge=1)] = ARENA_NBYTES
     """Size of the staging arena, for a connector that needs one."""
 
 
@@ -37,7 +37,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     children: tuple[ChildConfig, ...]
     policy: Policy = Policy()
-    threads: int = 4
+    threads: Annotated[int, msgspec.Meta(ge=1)] = 4
     """Calls of one child that may run at once."""
 
 
@@ -51,8 +51,8 @@ def read_config(path: Path) -> Config:
     decode = msgspec.json.decode if path.suffix == ".json" else msgspec.toml.decode
     try:
         raw = decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-        msg = f"is no valid {path.suffix.lstrip('.').upper() or 'TOML'}: {exc}"
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        msg = f"is no valid {'JSON' if path.suffix == '.json' else 'TOML'}: {exc}"
         raise ConfigError(msg, source=str(path), remedy="mend the syntax") from exc
     return decode_config(raw, source=str(path))
 
