@@ -41,7 +41,7 @@ ROOMS = {
     "kvbelay.reference": Room(
         ("kvbelay.core", "kvbelay.errors", "kvbelay.runtime"), ("msgspec", "numpy", "gguf", "tokenizers")
     ),
-    "kvbelay.vllm": Room(("kvbelay.core", "kvbelay.errors"), ("msgspec", "vllm")),
+    "kvbelay.vllm": Room(("kvbelay.core", "kvbelay.errors"), ("msgspec", "vllm", "torch", "prometheus_client")),
     "kvbelay.cli": Room((ANY,), ("msgspec", "click", "rich", "numpy", "tomli")),
 }
 """The longest prefix counts. Each module or folder of ``connectors`` is a room of its own; the package's own

@@ -15,6 +15,7 @@ from kvbelay import errors
 from kvbelay.core.boundary import Where, call, fail, text_of, type_name
 from kvbelay.core.model import Failure
 from kvbelay.vllm.options import KEY, ChildOptions, child_options, name_children
+from kvbelay.vllm.series import Series
 
 log = logging.getLogger(__name__)
 
@@ -26,15 +27,15 @@ LOGGED = 20
 class Guarded:
     """One child. ``connector`` is None where it could not start, and ``cause`` says why."""
 
-    def __init__(self, name: str, options: ChildOptions) -> None:
+    def __init__(self, name: str, options: ChildOptions, series: Series) -> None:
         self.name = name
         self.options = options
         self.connector: Any = None
         self.cause: Failure | None = None
         self.spent_s = 0.0
         """Seconds inside its hooks since `take_spent`."""
-        self.counts: dict[tuple[str, str], int] = {}
-        """Failures by hook and kind."""
+        self._series = series
+        self._logged: dict[tuple[str, str], int] = {}
 
     def start(self, make: Callable[[], Any]) -> None:
         """Make the connector; what it raises makes the child unavailable."""
@@ -79,8 +80,9 @@ class Guarded:
     def note(self, failure: Failure) -> None:
         """Count a failure, and log the first ones."""
         key = (failure.operation, failure.kind)
-        self.counts[key] = count = self.counts.get(key, 0) + 1
-        if count <= LOGGED:
+        self._series.count("failures", self.name, *key)
+        self._logged[key] = self._logged.get(key, 0) + 1
+        if self._logged[key] <= LOGGED:
             request = f" for request {failure.request}" if failure.request else ""
             after = f" (while handling it: {failure.handling})" if failure.handling else ""
             log.warning(
@@ -93,8 +95,9 @@ class Guarded:
         return spent
 
 
-def configured(vllm_config: Any) -> list[tuple[Guarded, Mapping[str, Any]]]:
+def configured(vllm_config: Any, series: Series | None = None) -> list[tuple[Guarded, Mapping[str, Any]]]:
     """The children that the configuration names, not started, each with its own configuration."""
+    series = series or Series()
     extra = vllm_config.kv_transfer_config.kv_connector_extra_config
     configs = extra.get("connectors")
     if not isinstance(configs, list) or not configs:
@@ -103,7 +106,9 @@ def configured(vllm_config: Any) -> list[tuple[Guarded, Mapping[str, Any]]]:
         raise errors.ConfigError(msg, source="--kv-transfer-config", field=field, remedy="list at least one connector")
     options = [child_options(index, config) for index, config in enumerate(configs)]
     names = name_children([str(config.get("kv_connector")) for config in configs], options)
-    return [(Guarded(name, option), config) for name, option, config in zip(names, options, configs, strict=True)]
+    return [
+        (Guarded(name, option, series), config) for name, option, config in zip(names, options, configs, strict=True)
+    ]
 
 
 def child_config(vllm_config: Any, config: Mapping[str, Any]) -> Any:
@@ -120,10 +125,10 @@ def child_class(vllm_config: Any) -> Any:
     return KVConnectorFactory.get_connector_class(vllm_config.kv_transfer_config)
 
 
-def start_children(vllm_config: Any, role: Any, kv_cache_config: Any) -> list[Guarded]:
+def start_children(vllm_config: Any, role: Any, kv_cache_config: Any, series: Series) -> list[Guarded]:
     """Make all children. One that raises is left out, with its cause."""
     children = []
-    for child, config in configured(vllm_config):
+    for child, config in configured(vllm_config, series):
 
         def make(config: Mapping[str, Any] = config) -> Any:
             own = child_config(vllm_config, config)

@@ -28,8 +28,11 @@ from kvbelay.vllm.options import NOW_S, GuardOptions
 from kvbelay.vllm.outbox import Outbox
 from kvbelay.vllm.quarantine import Quarantine
 from kvbelay.vllm.recompute import Recompute
+from kvbelay.vllm.series import Series
 
 log = logging.getLogger(__name__)
+
+OPENNESS = {CircuitState.CLOSED: 0.0, CircuitState.HALF_OPEN: 0.5, CircuitState.OPEN: 1.0}
 
 
 class Desk:
@@ -48,16 +51,22 @@ class Desk:
     """
 
     def __init__(
-        self, children: list[Guarded], options: GuardOptions, *, ranks: int, sync_is_safe: bool, one_group: bool
+        self,
+        children: list[Guarded],
+        options: GuardOptions,
+        series: Series,
+        *,
+        ranks: int,
+        sync_is_safe: bool,
+        one_group: bool,
     ) -> None:
         self.children = {child.name: child for child in children}
         self.ledger = Ledger(options.policy(), ranks=ranks)
         self.cases: dict[str, Case] = {}
         self.quarantine = Quarantine()
         self.outbox = Outbox()
-        self.recompute = Recompute(options)
-        self.outcomes: dict[tuple[str, str, str], int] = {}
-        """By side, result and child."""
+        self.recompute = Recompute(options, series)
+        self._series = series
         self._options = options
         self._ranks = ranks
         self._sync_is_safe = sync_is_safe
@@ -177,7 +186,7 @@ class Desk:
         pulses, self._ready = {*(output.finished_recving or ()), *self._ready}, set()
         received = {request for request in pulses if self._received(request)}
         sent = {request for request in output.finished_sending or () if self._sent(request)}
-        self._tell_children(output, meta, ended)
+        _tell_children(self.serving(), output, meta, ended)
         output.finished_recving = received or None
         output.finished_sending = sent or None
         for request in received | sent:
@@ -188,6 +197,14 @@ class Desk:
     def pending(self) -> bool:
         """Whether the engine has to go on stepping for a deadline."""
         return self.ledger.due() is not None
+
+    def show(self) -> None:
+        """Bring the series up to date."""
+        now = time.monotonic()
+        self._series.swallowed(self.ledger.swallowed)
+        self._series.show("quarantined_blocks", value=len(self.quarantine))
+        for name in self.ledger.children:
+            self._series.show("circuit_open", name, value=OPENNESS[self.ledger.children.circuit(name, now)])
 
     # Inside
 
@@ -270,8 +287,10 @@ class Desk:
                 self._release(action.request, action.side)
 
     def _told(self, outcome: Outcome) -> None:
-        key = (outcome.side.value, outcome.result.value, outcome.child)
-        self.outcomes[key] = self.outcomes.get(key, 0) + 1
+        self._series.count("outcomes", outcome.side.value, outcome.result.value, outcome.child)
+        self._series.count("decision_seconds", outcome.side.value, by=outcome.elapsed_s)
+        for failure in outcome.failures:
+            self._series.count("failures", failure.child, failure.operation, failure.kind)
         if not outcome.held:
             self.outbox.forget.append((outcome.request, outcome.side))
         case = self.cases.get(outcome.request)
@@ -360,16 +379,17 @@ class Desk:
         del self._heard[key]
         return True
 
-    def _tell_children(self, output: Any, meta: object, ended: list[Report]) -> None:
-        """Each child hears its own completions and its own metadata, and nobody else's."""
-        theirs = meta.children if isinstance(meta, GuardWorkerMetadata) else {}
-        for child in self.serving():
-            mine = [report for report in ended if report.child == child.name]
-            output.finished_recving = {report.request for report in mine if report.side is Side.LOAD} or None
-            output.finished_sending = {report.request for report in mine if report.side is Side.SAVE} or None
-            output.kv_connector_worker_meta = theirs.get(child.name)
-            child.ask("update_connector_output", output)
-        output.kv_connector_worker_meta = meta
+
+def _tell_children(children: Iterable[Guarded], output: Any, meta: object, ended: list[Report]) -> None:
+    """Each child hears its own completions and its own metadata, and nobody else's."""
+    theirs = meta.children if isinstance(meta, GuardWorkerMetadata) else {}
+    for child in children:
+        mine = [report for report in ended if report.child == child.name]
+        output.finished_recving = {report.request for report in mine if report.side is Side.LOAD} or None
+        output.finished_sending = {report.request for report in mine if report.side is Side.SAVE} or None
+        output.kv_connector_worker_meta = theirs.get(child.name)
+        child.ask("update_connector_output", output)
+    output.kv_connector_worker_meta = meta
 
 
 def merged(params: dict[str, dict[str, Any]]) -> dict[str, Any] | None:

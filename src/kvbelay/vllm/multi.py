@@ -20,6 +20,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
     supports_hma,
 )
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
 
 from kvbelay import errors
 from kvbelay.core.boundary import Where, call
@@ -31,6 +32,8 @@ from kvbelay.vllm.hooks import FATAL, made_from_table, unknown
 from kvbelay.vllm.metadata import GuardHandshake, GuardMetadata, GuardWorkerMetadata
 from kvbelay.vllm.options import guard_options
 from kvbelay.vllm.post import Post
+from kvbelay.vllm.series import Series
+from kvbelay.vllm.stats import OURS, GuardPromMetrics, GuardStats, rebuilt
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +45,8 @@ class MultiConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
         options = guard_options(vllm_config.kv_transfer_config.kv_connector_extra_config)
-        children = start_children(vllm_config, role, kv_cache_config)
+        self._series = Series()
+        children = start_children(vllm_config, role, kv_cache_config, self._series)
         one_group = host.groups(kv_cache_config) == 1
         self._desk: Desk | None = None
         self._post: Post | None = None
@@ -50,13 +54,14 @@ class MultiConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._desk = Desk(
                 children,
                 options,
+                self._series,
                 ranks=host.ranks(vllm_config),
                 sync_is_safe=host.sync_loads_are_safe(vllm_config, kv_cache_config),
                 one_group=one_group,
             )
             _greet(children)
         else:
-            self._post = Post(children, rank=host.rank(vllm_config), one_group=one_group)
+            self._post = Post(children, self._series, rank=host.rank(vllm_config), one_group=one_group)
 
     @property
     def desk(self) -> Desk:
@@ -228,16 +233,32 @@ class MultiConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     # Both sides, and the class
 
-    def get_kv_connector_stats(self) -> Any:
-        return None
+    def get_kv_connector_stats(self) -> GuardStats | None:
+        parts: dict[str, Any] = {}
+        for child in self.serving():
+            stats = child.ask("get_kv_connector_stats")
+            if isinstance(stats, KVConnectorStats):
+                parts[child.name] = stats
+        side = self._desk or self.post
+        side.show()
+        ours = self._series.take()
+        if ours:
+            parts[OURS] = ours
+        return GuardStats(data=parts) if parts else None
 
     @classmethod
-    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Any:  # noqa: ARG003  # the host's hook
-        return None
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> GuardStats:
+        return rebuilt(data)
 
     @classmethod
-    def build_prom_metrics(cls, *_: Any) -> Any:
-        return None
+    def build_prom_metrics(
+        cls,
+        vllm_config: Any,
+        metric_types: dict[Any, Any],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> GuardPromMetrics:
+        return GuardPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:

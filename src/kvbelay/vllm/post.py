@@ -12,6 +12,7 @@ from kvbelay.core.gate import Gate
 from kvbelay.core.model import Failure, Kind, Order, Report, Side
 from kvbelay.vllm.children import Guarded
 from kvbelay.vllm.metadata import GuardMetadata, GuardWorkerMetadata
+from kvbelay.vllm.series import Series
 
 Bound = list[tuple[str, Callable[..., object]]]
 
@@ -19,10 +20,11 @@ Bound = list[tuple[str, Callable[..., object]]]
 class Post:
     """One rank. What it has to tell the scheduler waits in it for `report`."""
 
-    def __init__(self, children: list[Guarded], *, rank: int, one_group: bool) -> None:
+    def __init__(self, children: list[Guarded], series: Series, *, rank: int, one_group: bool) -> None:
         self.children = {child.name: child for child in children}
         self.gate = Gate(rank)
         self.step = GuardMetadata()
+        self._series = series
         self._one_group = one_group
         self._blocks: dict[str, frozenset[int]] = {}
         self._failed: dict[tuple[str, str], Failure] = {}
@@ -125,6 +127,10 @@ class Post:
         )
         self._reports, self._failures, self._unavailable = [], [], {}
         return up if up.reports or up.children or up.unavailable or up.failures else None
+
+    def show(self) -> None:
+        """Bring the series up to date."""
+        self._series.swallowed(self.gate.swallowed)
 
     def clear(self) -> None:
         """A step ends."""

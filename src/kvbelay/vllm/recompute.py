@@ -6,14 +6,14 @@ from kvbelay.core.budget import Budget
 from kvbelay.vllm import host
 from kvbelay.vllm.case import Case
 from kvbelay.vllm.options import Exhausted, GuardOptions
+from kvbelay.vllm.series import Series
 
 
 class Recompute:
     """Admits recomputations, so that running decodes keep their pace when many loads fail at once."""
 
-    def __init__(self, options: GuardOptions) -> None:
-        self.tokens = 0
-        """Admitted so far."""
+    def __init__(self, options: GuardOptions, series: Series) -> None:
+        self._series = series
         self._options = options
         self._budget = Budget(options.recompute_tokens_per_s, options.recompute_burst)
 
@@ -34,10 +34,11 @@ class Recompute:
         tokens = case.request.num_tokens - computed
         if now - case.asked_budget_at >= self._options.recompute_wait_s:
             case.granted = True
-            self.tokens += tokens
+            self._series.count("recomputed_tokens", by=tokens)
         return case.granted or self._take(case, tokens, now, at_most_s=0.0)
 
     def _take(self, case: Case, tokens: int, now: float, *, at_most_s: float) -> bool:
         case.granted = self._budget.take(tokens, now, at_most_s=at_most_s) is not None
-        self.tokens += tokens if case.granted else 0
+        if case.granted:
+            self._series.count("recomputed_tokens", by=tokens)
         return case.granted
