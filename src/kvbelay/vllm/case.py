@@ -14,6 +14,8 @@ class Case(msgspec.Struct):
 
     request: Any
     """The host's own object."""
+    views: dict[str, Any] = {}
+    """The request as single children see it, where that differs."""
     chosen: str = ""
     """The child that the last look-up chose."""
     asynchronous: bool = False

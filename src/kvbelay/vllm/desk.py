@@ -29,6 +29,7 @@ from kvbelay.vllm.outbox import Outbox
 from kvbelay.vllm.quarantine import Quarantine
 from kvbelay.vllm.recompute import Recompute
 from kvbelay.vllm.series import Series
+from kvbelay.vllm.views import merged, view_for
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +120,7 @@ class Desk:
         loading = tokens > 0 and case.chosen in self.children
         if not loading:
             for child in self.serving():
-                child.ask("update_state_after_alloc", request, blocks, 0, request=request.request_id)
+                self._allocate(child, request, blocks, 0)
             return
         child = self.children[case.chosen]
         ids = host.block_ids(blocks)
@@ -128,13 +129,18 @@ class Desk:
             self._begin_load(case, child, tokens, written)
         else:
             self.outbox.sync[child.name] = self.outbox.sync.get(child.name, frozenset()) | written
-        answer = child.ask("update_state_after_alloc", request, blocks, tokens, request=request.request_id)
+        answer = self._allocate(child, request, blocks, tokens)
         if isinstance(answer, Failure) and case.asynchronous:
             self._fail_begun(child.name, answer, {request.request_id})
         if not case.asynchronous:  # an asynchronous load may yet fail over to them: they hear of it when it has ended
             for other in self.serving():
                 if other is not child:
-                    other.ask("update_state_after_alloc", request, blocks, 0, request=request.request_id)
+                    self._allocate(other, request, blocks, 0)
+
+    def seen_by(self, child: Guarded, request: Any) -> Any:
+        """The request as this child sees it."""
+        case = self.cases.get(request.request_id)
+        return view_for(child.name, request, case.views if case is not None else {})
 
     def metadata(self, scheduler_output: Any) -> GuardMetadata:
         """What the workers need for this step."""
@@ -208,6 +214,10 @@ class Desk:
 
     # Inside
 
+    def _allocate(self, child: Guarded, request: Any, blocks: Any, tokens: int) -> object:
+        seen = self.seen_by(child, request)
+        return child.ask("update_state_after_alloc", seen, blocks, tokens, request=request.request_id)
+
     def _may_load(self, child: Guarded, request: str, now: float) -> bool:
         if child.name in self.ledger.tainted(request) or self.ledger.busy(request, Side.LOAD):
             return False
@@ -221,7 +231,7 @@ class Desk:
         limit = request.num_tokens - computed
         answer = child.checked(
             "get_num_new_matched_tokens",
-            child.ask("get_num_new_matched_tokens", request, computed, request=request_id),
+            child.ask("get_num_new_matched_tokens", self.seen_by(child, request), computed, request=request_id),
             lambda said: _is_offer(said, limit),
             request_id,
         )
@@ -390,24 +400,6 @@ def _tell_children(children: Iterable[Guarded], output: Any, meta: object, ended
         output.kv_connector_worker_meta = theirs.get(child.name)
         child.ask("update_connector_output", output)
     output.kv_connector_worker_meta = meta
-
-
-def merged(params: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
-    """The children's ``kv_transfer_params`` in one: flat, as routers expect it, unless two children use a key.
-
-    A key that two children use keeps the first one's value, and every child's own stand by name under ``kvbelay``.
-    """
-    if not params:
-        return None
-    flat: dict[str, Any] = {}
-    clash = False
-    for own in params.values():
-        for key, value in own.items():
-            clash |= key in flat
-            flat.setdefault(key, value)
-    if clash:
-        flat["kvbelay"] = {"children": params}
-    return flat
 
 
 def _is_offer(said: Any, limit: int) -> bool:

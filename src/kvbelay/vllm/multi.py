@@ -132,9 +132,10 @@ class MultiConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
         def ask(child: Guarded) -> object:
+            seen = self.desk.seen_by(child, request)
             if supports_hma(child.connector):
-                return child.ask("request_finished_all_groups", request, block_ids, request=request.request_id)
-            return child.ask("request_finished", request, block_ids[0], request=request.request_id)
+                return child.ask("request_finished_all_groups", seen, block_ids, request=request.request_id)
+            return child.ask("request_finished", seen, block_ids[0], request=request.request_id)
 
         return self.desk.finished(request, ask)
 

@@ -1,0 +1,55 @@
+"""A request as one child sees it, where two children's ``kv_transfer_params`` could not share one dict.
+
+The other side's guard sends each child's own parameters by name under ``kvbelay``. What stands there comes from a
+client: it is used only where it has the right shape.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvbelay.vllm.options import KEY
+
+CHILDREN = "children"
+
+
+class View:
+    """The host's request, with the ``kv_transfer_params`` of one child. Everything else is the request's own."""
+
+    def __init__(self, request: Any, params: dict[str, Any]) -> None:
+        self.kv_transfer_params = params
+        self._request = request
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._request, name)
+
+
+def merged(params: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
+    """The children's ``kv_transfer_params`` in one: flat, as routers expect it, unless two children use a key.
+
+    A key that two children use keeps the first one's value, and every child's own stand by name under ``kvbelay``.
+    """
+    if not params:
+        return None
+    flat: dict[str, Any] = {}
+    clash = False
+    for own in params.values():
+        for key, value in own.items():
+            clash |= key in flat
+            flat.setdefault(key, value)
+    if clash:
+        flat[KEY] = {CHILDREN: params}
+    return flat
+
+
+def view_for(child: str, request: Any, views: dict[str, Any]) -> Any:
+    """The request as this child sees it; ``views`` keeps what was made, since children write into their parameters."""
+    params = request.kv_transfer_params
+    ours = params.get(KEY) if type(params) is dict else None
+    named = ours.get(CHILDREN) if type(ours) is dict else None
+    own = named.get(child) if type(named) is dict else None
+    if type(own) is not dict:
+        return request
+    if child not in views:
+        views[child] = View(request, own)
+    return views[child]
