@@ -37,18 +37,10 @@ OPENNESS = {CircuitState.CLOSED: 0.0, CircuitState.HALF_OPEN: 0.5, CircuitState.
 
 
 class Desk:
-    """Decides for all requests of one engine.
+    """Decides for all requests of one engine, on reports of ``ranks`` workers.
 
-    Parameters
-    ----------
-    children
-        All of them, also those that could not start.
-    options
-        The guard's.
-    ranks
-        How many workers report on each transfer.
-    sync_is_safe
-        Whether a synchronous load may be offered to the host.
+    ``children`` are all, also those that could not start; ``sync_is_safe`` says whether a synchronous load may be
+    offered to the host, ``one_group`` whether block ids identify blocks.
     """
 
     def __init__(
