@@ -84,11 +84,12 @@ class Ledger:
             owner = self._timers.pop(now)
             if owner is None:
                 break
-            if isinstance(owner, Track):
-                self._settle(owner, now, out)
-            else:
-                self._apply(owner, Said(Kind.DUE), now, out)
-                self._settle(owner.track, now, out)
+            track = owner if isinstance(owner, Track) else self._records.track(owner.request, owner.side)
+            if track is None:
+                continue
+            if isinstance(owner, LegRecord):
+                self._apply(track, owner, Said(Kind.DUE), now, out)
+            self._settle(track, now, out)
         return tuple(out)
 
     def _begin(self, event: Event, now: float, out: list[Action]) -> None:
@@ -105,7 +106,7 @@ class Ledger:
         )
         if before is not None:  # told, but blocks of it are still held: a second transfer could meet the first
             error = errors.RequestBusy("an earlier transfer of this request still holds blocks")
-            track.failures.append(fail(error, _where(LegRecord(track, ""))))
+            track.failures += (fail(error, _where(track)),)
             track.result = self.policy.fallback if event.side is Side.LOAD else Result.FAILED
             track.legs = before.legs
             before.held += 1
@@ -114,14 +115,14 @@ class Ledger:
         if event.side is Side.LOAD:
             record.load = track
             bystanders = (name for name in dict.fromkeys(event.bystanders) if name not in plan)
-            track.legs = [LegRecord(track, name, bystander=True) for name in bystanders]
+            track.legs = tuple(LegRecord(track.request, Side.LOAD, name, bystander=True) for name in bystanders)
             if event.start >= event.stop:
                 track.result = Result.LOADED
         else:
             record.save = track
-            track.legs = [LegRecord(track, name) for name in plan]
+            track.legs = tuple(LegRecord(track.request, Side.SAVE, name) for name in plan)
         for leg in track.legs:
-            self._apply(leg, Said(Kind.DUE), now, out)
+            self._apply(track, leg, Said(Kind.DUE), now, out)
         self._settle(track, now, out)
 
     def _cancel(self, request: str, side: Side, now: float, out: list[Action]) -> None:
@@ -143,26 +144,26 @@ class Ledger:
             return
         self.children.remove(name)
         for record in self._records:
-            for track in (record.load, record.save):
-                for leg in track.legs if track else ():
+            for track in filter(None, (record.load, record.save)):
+                for leg in track.legs:
                     if leg.child == name and leg.state is not Leg.HELD:
-                        self._apply(leg, Said(Kind.LOST), now, out)
-                        self._settle(leg.track, now, out)
+                        self._apply(track, leg, Said(Kind.LOST), now, out)
+                        self._settle(track, now, out)
 
     def _hear(self, report: Report, now: float, out: list[Action]) -> None:
         track = self._records.track(report.request, report.side)
         legs = track.legs if track is not None else ()
         leg = next((leg for leg in legs if leg.child == report.child), None)
-        if leg is None or leg.epoch != report.epoch:
+        if track is None or leg is None or leg.epoch != report.epoch:
             self._swallow(report, leg)
             return
         said: Said | None = Said(report.kind, report.stop, report.leased, report.failure)
         if leg.tally is not None:
-            said = leg.tally.add(report, leg.track.goal)
+            said = leg.tally.add(report, track.goal)
         if said is None:
             return
-        if self._apply(leg, said, now, out):
-            self._settle(leg.track, now, out)
+        if self._apply(track, leg, said, now, out):
+            self._settle(track, now, out)
         else:
             self._swallow(report, leg)
 
@@ -177,12 +178,12 @@ class Ledger:
             reason = Swallow.LATE if leg is None else Swallow.STALE_EPOCH
         self.swallowed["?" if reason is Swallow.UNKNOWN_CHILD else report.child, reason] += 1
 
-    def _apply(self, leg: LegRecord, said: Said, now: float, out: list[Action]) -> bool:
+    def _apply(self, track: Track, leg: LegRecord, said: Said, now: float, out: list[Action]) -> bool:
         """Take a leg through the table and do what the move asks for. False: swallowed."""
-        track, before = leg.track, leg.state
+        before = leg.state
         if before is Leg.ACTIVE and said.kind not in _CLEAN and said.kind is not Kind.CANCEL and not leg.bystander:
-            self._blame(leg, said, now)
-        move = step(leg, said.kind, lambda moves: self._choose(leg, said, moves, now))
+            self._blame(track, leg, said, now)
+        move = step(leg, said.kind, lambda moves: self._choose(track, leg, said, moves, now))
         if move is None:
             return False
         if said.kind is Kind.LANDED and before is Leg.ACTIVE and not leg.bystander:
@@ -191,21 +192,20 @@ class Ledger:
             leg.leased = move.when is When.LEASED
         if move.to is not before:
             if before is Leg.ACTIVE:
-                self._ended(leg, said, now)
+                self._ended(track, leg, said, now)
             if move.to is Leg.ACTIVE or before is not Leg.WAITING:
                 self.children.moved(leg.child, before, move.to, leased=leg.leased)
-            self._enter(leg, move, now, out)
+            self._enter(track, leg, move, now, out)
         return True
 
-    def _choose(self, leg: LegRecord, said: Said, moves: tuple[Move, ...], now: float) -> Move:
+    def _choose(self, track: Track, leg: LegRecord, said: Said, moves: tuple[Move, ...], now: float) -> Move:
         """Answer the question that a cell of the table asks."""
-        track = leg.track
         if moves[0].when is When.ADMITTED and (leg.bystander or track.observed):
             return pick(moves, When.BYSTANDER if leg.child in self.children else When.REFUSED)
         if moves[0].when is When.ADMITTED:
-            refusal = self._refusal(leg, now)
+            refusal = self._refusal(track, leg, now)
             if refusal is not None:
-                track.failures.append(refusal)
+                track.failures += (refusal,)
             return pick(moves, When.ADMITTED if refusal is None else When.REFUSED)
         if said.kind is Kind.LANDED and said.stop < track.goal:
             return pick(moves, When.SHORT)
@@ -213,13 +213,12 @@ class Ledger:
             return pick(moves, When.LEASED)
         if moves[0].when is When.WHOLE:
             return moves[0]
-        wait_s = self._wait(leg, now)
+        wait_s = self._wait(track, leg, now)
         leg.wait_s = wait_s or 0.0
         return pick(moves, When.ONWARD if wait_s is None else When.AGAIN)
 
-    def _enter(self, leg: LegRecord, move: Move, now: float, out: list[Action]) -> None:
+    def _enter(self, track: Track, leg: LegRecord, move: Move, now: float, out: list[Action]) -> None:
         """Set the timer of the new state and emit its action."""
-        track = leg.track
         start = stop = 0
         within_s = 0.0
         due_at = NEVER
@@ -241,15 +240,14 @@ class Ledger:
         if move.do is not None:
             out.append(Action(move.do, track.request, track.side, leg.child, leg.epoch, start, stop, within_s))
 
-    def _blame(self, leg: LegRecord, said: Said, now: float) -> None:
+    def _blame(self, track: Track, leg: LegRecord, said: Said, now: float) -> None:
         """Note why the attempt failed."""
-        leg.cause = said.failure or _unsaid(leg, said.kind, now)
-        leg.track.failed += 1
-        leg.track.failures.append(leg.cause)
+        leg.cause = said.failure or _unsaid(track, leg, said.kind, now)
+        track.failed += 1
+        track.failures += (leg.cause,)
 
-    def _ended(self, leg: LegRecord, said: Said, now: float) -> None:
+    def _ended(self, track: Track, leg: LegRecord, said: Said, now: float) -> None:
         """An attempt has left ACTIVE: what that means for the child's circuit, and for a second load."""
-        track = leg.track
         if not leg.bystander:
             self.children.ended(leg.child, said.kind, leg.cause, now)
         if track.side is Side.SAVE or said.kind in _CLEAN or track.result is Result.CANCELLED:
@@ -258,15 +256,15 @@ class Ledger:
         if not self.children[leg.child].epochs and leg.child not in record.tainted:
             record.tainted += (leg.child,)
 
-    def _refusal(self, leg: LegRecord, now: float) -> Failure | None:
+    def _refusal(self, track: Track, leg: LegRecord, now: float) -> Failure | None:
         """Why the child gets no attempt now."""
-        if leg.track.ends_at <= now:
+        if track.ends_at <= now:
             return fail(errors.DeadlineExceeded("no time is left for another attempt"), _where(leg))
         return self.children.refusal(_where(leg), now)
 
-    def _wait(self, leg: LegRecord, now: float) -> float | None:
+    def _wait(self, track: Track, leg: LegRecord, now: float) -> float | None:
         """Seconds until the same child is tried again; None: not again."""
-        track, child = leg.track, self.children.get(leg.child)
+        child = self.children.get(leg.child)
         unasked = leg.bystander or track.observed
         if unasked or track.result is not None or child is None or child.status is not Status.READY:
             return None
@@ -300,12 +298,12 @@ class Ledger:
         if track.side is Side.SAVE:
             if not track.legs:
                 error: errors.KvbelayError = errors.ChildUnavailable("no child takes part in this save")
-                track.failures.append(fail(error, _where(LegRecord(track, ""))))
+                track.failures += (fail(error, _where(track)),)
             if all(leg.state in {Leg.DONE, Leg.HELD} for leg in track.legs):
                 landed = [leg.child for leg in track.legs if leg.landed]
                 if not landed and not track.failures:  # a save that "missed"
                     error = errors.SaidNothing("no child took it, and none says why")
-                    track.failures.append(fail(error, _where(LegRecord(track, ""))))
+                    track.failures += (fail(error, _where(track)),)
                 track.winner = landed[0] if landed else ""
                 track.result = Result.SAVED if landed else Result.FAILED
             return
@@ -323,17 +321,17 @@ class Ledger:
             if not onward or track.failed >= self.policy.attempts:
                 track.result = self.policy.fallback if track.failures else Result.MISSED
                 return
-            leg = LegRecord(track, track.plan[track.next])
-            track.legs = [leg, *(other for other in track.legs if other.bystander)]
+            leg = LegRecord(track.request, track.side, track.plan[track.next])
+            track.legs = (leg, *(other for other in track.legs if other.bystander))
             track.next += 1
-            self._apply(leg, Said(Kind.DUE), now, out)
+            self._apply(track, leg, Said(Kind.DUE), now, out)
 
     def _close(self, track: Track, now: float, out: list[Action]) -> None:
         """Nothing more is wanted of the track's legs."""
         self._timers.set(track, NEVER)
         for leg in track.legs:
             if leg.state in {Leg.WAITING, Leg.ACTIVE}:
-                self._apply(leg, Said(Kind.CANCEL), now, out)
+                self._apply(track, leg, Said(Kind.CANCEL), now, out)
 
     def _tell(self, track: Track, now: float, out: list[Action], *, patience_s: float | None = None) -> None:
         result = track.result
@@ -358,7 +356,7 @@ class Ledger:
             side=track.side,
             watermark=track.watermark,
             held=track.held > 0,
-            failures=tuple(track.failures),
+            failures=track.failures,
             attempts=track.attempts,
             elapsed_s=now - track.began_at,
             child=track.winner,
@@ -366,16 +364,18 @@ class Ledger:
         out.append(Action(Do.TELL, track.request, track.side, outcome=outcome))
 
 
-def _where(leg: LegRecord) -> Where:
-    operation = "get" if leg.track.side is Side.LOAD else "put"
-    return Where(child=leg.child, operation=operation, request=leg.track.request, epoch=leg.epoch)
+def _where(at: Track | LegRecord) -> Where:
+    operation = "get" if at.side is Side.LOAD else "put"
+    if isinstance(at, Track):
+        return Where("", operation, at.request)
+    return Where(at.child, operation, at.request, at.epoch)
 
 
-def _unsaid(leg: LegRecord, kind: Kind, now: float) -> Failure:
+def _unsaid(track: Track, leg: LegRecord, kind: Kind, now: float) -> Failure:
     """The failure of an attempt that ended without naming one."""
     error: errors.KvbelayError = errors.SaidNothing("the attempt ended without saying how")
     if kind is Kind.DUE:
-        error = errors.DeadlineExceeded(f"not done {now - leg.track.began_at:.3g} s after the request began")
+        error = errors.DeadlineExceeded(f"not done {now - track.began_at:.3g} s after the request began")
     elif kind is Kind.LOST:
         error = errors.ChildUnavailable("it was removed in mid-transfer")
     return fail(error, _where(leg))

@@ -1,4 +1,8 @@
-"""What the ledger remembers: one record a request, one track a direction, one leg a child that takes part."""
+"""What the ledger remembers: one record a request, one track a direction, one leg a child that takes part.
+
+References point downwards only, record to track to leg, so that what is over is gone at once. The garbage collector
+need not look at them, and does not: with a million of them it would stop the engine for seconds.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from kvbelay.core.model import Failure, Kind, Leg, Report, Result, Side
 from kvbelay.core.timers import NEVER
 
 
-class Track(msgspec.Struct):
+class Track(msgspec.Struct, gc=False, eq=False):
     """A request in one direction. Its phase follows from ``result``, ``told`` and the legs."""
 
     request: str
@@ -23,13 +27,13 @@ class Track(msgspec.Struct):
     observed: bool = False
     start: int = 0
     """A save begins here each time: what one child has says nothing of another."""
-    legs: list[LegRecord] = []
+    legs: tuple[LegRecord, ...] = ()
     """A load's current leg and its bystanders; all legs of a save."""
     next: int = 0
     """How many children of a load's plan were taken."""
     attempts: int = 0
     failed: int = 0
-    failures: list[Failure] = []
+    failures: tuple[Failure, ...] = ()
     result: Result | None = None
     told: bool = False
     held: int = 0
@@ -41,10 +45,11 @@ class Track(msgspec.Struct):
     """When the budget lets the outcome go."""
 
 
-class LegRecord(msgspec.Struct):
+class LegRecord(msgspec.Struct, gc=False, eq=False):
     """One child's part in a track."""
 
-    track: Track
+    request: str
+    side: Side
     child: str
     bystander: bool = False
     state: Leg = Leg.WAITING
@@ -60,7 +65,7 @@ class LegRecord(msgspec.Struct):
     tally: Tally | None = None
 
 
-class Record(msgspec.Struct):
+class Record(msgspec.Struct, gc=False, eq=False):
     """A request. It is deleted when both directions are told and released."""
 
     load: Track | None = None
@@ -124,7 +129,7 @@ class Said(msgspec.Struct, frozen=True):
     failure: Failure | None = None
 
 
-class Tally(msgspec.Struct):
+class Tally(msgspec.Struct, gc=False, eq=False):
     """Merges what the ranks say of one attempt: good when all are, bad when one is, drained when all are."""
 
     ranks: int
