@@ -205,6 +205,9 @@ class Driver:
                 attempt.slot.stuck -= attempt.called_off
                 if attempt.quiet and kind is Kind.BROKEN:
                     kind = Kind.FAILED
+            leased = word.leased and not attempt.quiet
+            if attempt.called_off and (leased or kind is Kind.BROKEN):
+                return  # it was told already; the end of its leases will be its end
             report = self.gate.hear(
                 where.child,
                 attempt.side,
@@ -212,7 +215,7 @@ class Driver:
                 kind,
                 epoch=where.epoch,
                 stop=word.stop,
-                leased=word.leased and not attempt.quiet,
+                leased=leased,
                 failure=word.failure,
             )
             self.step(report)
