@@ -141,6 +141,23 @@ def test_a_save_that_hangs(rig: Any) -> None:
     rig.wait_for(lambda: layer.released == [("r", Side.SAVE)])
 
 
+def test_a_copy_that_comes_too_late(rig: Any) -> None:
+    """A put that returns after its attempt was called off gives no tickets, and its lease is withdrawn."""
+    layer = rig.layer(msgspec.structs.replace(rig.policy, drain_s=5.0))
+    near, far = rig.deaf(rig.stream()), rig.memory("far")
+    layer.add("near", near)
+    layer.add("far", far)
+    source = rig.blocks("r", 1).fill()
+    future = layer.aside(lambda: layer.belay.save("r", source.batches, 0.1))
+    rig.wait_for(lambda: layer.actions(Do.ABORT))
+    near.go.set()
+    outcome = future.result(10)
+    assert (outcome.result, outcome.held, outcome.child) == (Result.SAVED, False, "far")
+    assert {ticket.child for ticket in outcome.tickets} == {"far"}
+    assert [ticket.child for ticket in layer.children["near"].withdrawn] == ["near"]
+    assert layer.belay.swallowed() == {}
+
+
 def test_a_full_quarantine_closes_the_child_off(rig: Any) -> None:
     """A child that holds as much as it may gets nothing new, however old that is; when it lets go it is asked again."""
     layer = rig.layer(msgspec.structs.replace(rig.policy, held_cap=2), threads=8)

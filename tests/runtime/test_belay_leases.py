@@ -161,6 +161,7 @@ def test_cancel_in_the_middle_of_a_save(rig: Any) -> None:
     assert (outcome.result, outcome.held, outcome.tickets) == (Result.CANCELLED, False, ())
     assert len(layer.children["near"].withdrawn) == 2
     assert len(layer.children["near"].calls) == 2
+    assert layer.belay.swallowed() == {}
 
 
 def test_a_put_that_fails_half_way(rig: Any) -> None:
