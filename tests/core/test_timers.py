@@ -1,12 +1,13 @@
-"""One timer an owner, in one heap."""
+"""One timer an owner, in order of time."""
 
 from __future__ import annotations
 
 import random
+import weakref
 
 import pytest
 
-from kvbelay.core.timers import NEVER, Timers
+from kvbelay.core.timers import BUCKET_S, NEVER, Timers
 
 
 class Owner:
@@ -65,14 +66,50 @@ def test_back_to_the_same_time_fires_once() -> None:
     assert owner.due_at == NEVER
 
 
-def test_cleared_timers_do_not_pile_up() -> None:
-    """A million sets for a few owners leave a heap of about their number."""
+@pytest.mark.parametrize("far", [1.0, BUCKET_S / 100], ids=["far apart", "together"])
+def test_cleared_timers_do_not_pile_up(far: float) -> None:
+    """Thousands of sets for a few owners leave about as many things behind as there are owners."""
     timers: Timers[Owner] = Timers()
     owners = [Owner(str(index)) for index in range(10)]
     for turn in range(5_000):
-        timers.set(owners[turn % 10], float(turn))
-    assert len(timers._heap) < 200
+        timers.set(owners[turn % 10], turn * far)
+        timers.due()
+    assert len(timers._heap) + len(timers._soonest) + len(timers._buckets) < 200
     assert len(drain(timers, 1e9)) == 10
+
+
+def test_nothing_is_kept_of_the_last_owner() -> None:
+    """Once no timer is set any more, no owner is referred to."""
+    timers: Timers[Owner] = Timers()
+    owner = Owner("a")
+    seen = weakref.ref(owner)
+    timers.set(owner, 1.0)
+    timers.due()
+    timers.set(owner, NEVER)
+    assert timers.due() is None
+    del owner
+    assert seen() is None
+
+
+def test_an_earlier_one_comes_first_after_a_look() -> None:
+    """Having looked at what is due first does not hide what is set before it afterwards."""
+    timers: Timers[Owner] = Timers()
+    at = 5.0
+    timers.set(Owner("late"), at)
+    for name, earlier in (("same bucket", BUCKET_S / 4), ("next bucket", BUCKET_S), ("long before", 3.0)):
+        assert timers.due() == at
+        at -= earlier
+        timers.set(Owner(name), at)
+    assert drain(timers, 5.0) == ["long before", "next bucket", "same bucket", "late"]
+
+
+@pytest.mark.parametrize("when", [-7.5, 0.0, 1e18, 1e308])
+def test_any_time_will_do(when: float) -> None:
+    """The clock's origin does not matter, nor how far away a time is."""
+    timers: Timers[Owner] = Timers()
+    timers.set(Owner("a"), when)
+    assert timers.due() == when
+    assert drain(timers, when) == ["a"]
 
 
 def test_any_history_agrees_with_a_plain_list() -> None:
@@ -84,13 +121,13 @@ def test_any_history_agrees_with_a_plain_list() -> None:
     now = 0.0
     for _ in range(3_000):
         owner = dice.choice(owners)
-        when = dice.choice([NEVER, now + dice.randrange(5)])
+        when = dice.choice([NEVER, now + dice.randrange(5), now + dice.random() * BUCKET_S * 3])
         timers.set(owner, when)
         plain.pop(owner.name, None)
         if when != NEVER:
             plain[owner.name] = when
         if dice.random() < 0.3:
-            now += dice.randrange(3)
+            now += dice.choice([BUCKET_S / 2, dice.randrange(3)])
             due = {name for name, at in plain.items() if at <= now}
             popped = drain(timers, now)
             assert len(popped) == len(set(popped))

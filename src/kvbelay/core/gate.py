@@ -18,7 +18,7 @@ from kvbelay.core.table import Move, When, pick, step
 from kvbelay.core.timers import NEVER, Timers
 
 
-class _Latch(msgspec.Struct, weakref=True):
+class _Latch(msgspec.Struct, weakref=True, eq=False):
     order: Order
     state: Leg = Leg.ACTIVE
     due_at: float = NEVER
