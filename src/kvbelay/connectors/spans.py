@@ -55,14 +55,17 @@ def chunked(views: Iterable[memoryview]) -> list[list[memoryview]]:
     room = 0
     for view in views:
         rest = view
-        while rest:
+        while size := len(rest):
             if not room:
                 chunks.append([])
                 room = CHUNK
-            part = rest[:room]
-            chunks[-1].append(part)
-            room -= len(part)
-            rest = rest[len(part) :]
+            if size <= room:  # nearly all: a view that need not be cut is taken as it is
+                chunks[-1].append(rest)
+                room -= size
+                break
+            chunks[-1].append(rest[:room])
+            rest = rest[room:]
+            room = 0
     return chunks
 
 
