@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import logging
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -14,10 +13,11 @@ from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from kvbelay import errors
 from kvbelay.core.boundary import Where, call, fail, text_of, type_name
 from kvbelay.core.model import Failure
+from kvbelay.vllm import host
 from kvbelay.vllm.options import KEY, ChildOptions, child_options, name_children
 from kvbelay.vllm.series import Series
 
-log = logging.getLogger(__name__)
+log = host.logger(__name__)
 
 T = TypeVar("T")
 LOGGED = 20

@@ -6,7 +6,6 @@ The children drive themselves; the desk watches them through the gates' reports.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterable
 from typing import Any, cast
@@ -31,7 +30,7 @@ from kvbelay.vllm.recompute import Recompute
 from kvbelay.vllm.series import Series
 from kvbelay.vllm.views import merged, view_for
 
-log = logging.getLogger(__name__)
+log = host.logger(__name__)
 
 OPENNESS = {CircuitState.CLOSED: 0.0, CircuitState.HALF_OPEN: 0.5, CircuitState.OPEN: 1.0}
 

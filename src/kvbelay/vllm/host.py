@@ -6,12 +6,18 @@ its own, which needs the internals below, but leaves that to the host's policy.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
 import vllm
 
 TESTED = frozenset({"0.32.0"})
+
+
+def logger(name: str) -> logging.Logger:
+    """A logger below the host's own: what the guard says stands in the host's log, at the host's level."""
+    return logging.getLogger(f"vllm.{name}")
 
 
 def version() -> str:

@@ -6,7 +6,6 @@ keeps the name of the host's own class, since the host treats that name speciall
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 from typing import Any
 
@@ -35,7 +34,7 @@ from kvbelay.vllm.post import Post
 from kvbelay.vllm.series import Series
 from kvbelay.vllm.stats import OURS, GuardPromMetrics, GuardStats, rebuilt
 
-log = logging.getLogger(__name__)
+log = host.logger(__name__)
 
 
 @made_from_table

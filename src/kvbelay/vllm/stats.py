@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -11,10 +10,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorProm
 
 from kvbelay.core.boundary import Where, call
 from kvbelay.core.model import Failure
+from kvbelay.vllm import host
 from kvbelay.vllm.children import child_class, child_config, configured
 from kvbelay.vllm.series import COUNTERS, GAUGES, add
 
-log = logging.getLogger(__name__)
+log = host.logger(__name__)
 
 OURS = "kvbelay"
 """The key under which the guard's own series travel; no child may have this name."""
