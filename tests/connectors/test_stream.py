@@ -222,6 +222,18 @@ def test_too_many_clients(rig: Any, raw: Any) -> None:
             until.sleep(0.01)
 
 
+def test_idle_clients_make_room(rig: Any) -> None:
+    """Connections that a reader keeps for later do not keep others out, and it comes back without noticing."""
+    source = rig.source(max_clients=2)
+    ticket, content, _kept = published(source, rig, LARGE)
+    readers = [rig.open(), rig.open()]
+    for reader in readers * 3:
+        part = rig.part(LARGE)
+        reader.get(part.batch, ticket, within())
+        assert part.memory.content() == content
+        assert len(source._source.server._serving) <= 2
+
+
 def test_closed(rig: Any) -> None:
     """After close every call raises Closed, also one that waits for releases meanwhile."""
     source = rig.source()

@@ -65,7 +65,7 @@ class StreamConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lease_s: Annotated[float, msgspec.Meta(gt=0)] = 30.0
     """How long a batch that was put is served, from the source's own memory, if nobody lets go of it before."""
     max_clients: Annotated[int, msgspec.Meta(ge=1)] = 64
-    """Most connections, hence threads, that it serves at a time."""
+    """Most connections, hence threads, that it serves at a time; the longest idle makes room for a new one."""
     max_published: Annotated[int, msgspec.Meta(ge=1)] = 65_536
     """Most batches that it serves at a time."""
 

@@ -59,7 +59,7 @@ class Server:
     child
         The connector's name, for threads and logs.
     max_clients
-        Most connections at a time; more are refused.
+        Most connections at a time. One more takes the place of the longest idle; where none is idle, it is refused.
     patience_s
         How long a client may keep a thread waiting.
     """
@@ -82,6 +82,7 @@ class Server:
         self._patience_s = patience_s
         self._lock = threading.Lock()
         self._serving: dict[Link, threading.Thread] = {}
+        self._idle: dict[Link, None] = {}  # the longest idle first
         self._closing = threading.Event()
         self._acceptor = threading.Thread(target=self._accept, name=f"kvbelay {child} accept", daemon=True)
         self._acceptor.start()
@@ -108,9 +109,7 @@ class Server:
                 if not self._closing.wait(_PAUSE_S):
                     _log.warning("connector %r cannot accept a connection: %s", self._child, exc)
                 continue
-            with self._lock:
-                full = len(self._serving) >= self._max_clients
-            if full:
+            if not self._make_room():
                 self._turn_away(sock)
                 continue
             try:
@@ -127,6 +126,20 @@ class Server:
                     self._serving.pop(link, None)
                 sock.close()
 
+    def _make_room(self) -> bool:
+        """Whether one more may come. Its reader opens an idle connection that had to go again when it needs it."""
+        with self._lock:
+            if len(self._serving) < self._max_clients:
+                return True
+            idle = next(iter(self._idle), None)
+            if idle is None:
+                return False
+            del self._idle[idle]
+            thread = self._serving[idle]
+        idle.shutdown()
+        thread.join(CLOSE_S)
+        return True
+
     def _turn_away(self, sock: socket.socket) -> None:
         refused = Refused("busy", f"{self._max_clients} connections are open already")
         with sock, contextlib.suppress(OSError):  # as far as it goes without waiting for the client
@@ -135,7 +148,12 @@ class Server:
     def _serve(self, link: Link) -> None:
         try:
             self._greet(link)
-            while link.wait(None):
+            while True:
+                with self._lock:
+                    self._idle[link] = None
+                link.wait(None)
+                with self._lock:
+                    self._idle.pop(link, None)
                 self._answer(link, link.receive(REQUEST, self._limit()))
         except PeerLost:
             pass  # its readers come back by themselves
