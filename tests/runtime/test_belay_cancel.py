@@ -175,33 +175,48 @@ def _begins(thing: Event | Report | Action, request: str) -> bool:
     return isinstance(thing, Event) and thing.kind is Kind.BEGIN and thing.request == request
 
 
-def interrupted(layer: Any, rig: Any, ready: Any) -> threading.Thread:
-    """Sends Ctrl-C to the main thread once ``ready`` holds."""
+def interrupted(layer: Any, rig: Any, ready: Any, then: Any = lambda: None) -> None:
+    """Sends Ctrl-C to the main thread once ``ready`` holds, and goes on with ``then``."""
 
     def work() -> None:
         rig.wait_for(ready)
         rig.interrupt()
+        then()
 
     thread = threading.Thread(target=work, name="interrupter", daemon=True)
     thread.start()
     layer._callers.append(thread)
-    return thread
 
 
 def test_ctrl_c_while_waiting(rig: Any) -> None:
     """Ctrl-C calls the request off, and passes on only when nobody is at its blocks; its tickets are given back."""
-    layer = rig.layer(msgspec.structs.replace(rig.policy, drain_s=5.0))
-    near = rig.faulty("near", Strike(fault=Fault.DELAY, nth=2, seconds=30.0))
+    layer = rig.layer(msgspec.structs.replace(rig.policy, drain_s=20.0))
+    near = rig.deaf(rig.memory("near"), nth=2)
     layer.add("near", near)
     source, into = rig.blocks("r").fill(), rig.blocks("r")
     tickets = rig.put(near.inner, source)
-    interrupted(layer, rig, lambda: rig.struck)
+    passed_on = threading.Event()
+    too_early: list[bool] = []
+
+    def waits_again() -> bool:
+        errand = layer.belay._errands.get(("r", Side.LOAD))
+        return errand is not None and bool(errand.done._cond._waiters)
+
+    def let_go() -> None:
+        rig.wait_for(lambda: layer.actions(Do.ABORT))
+        rig.wait_for(lambda: passed_on.is_set() or waits_again())
+        too_early.append(passed_on.is_set())
+        near.go.set()
+
+    interrupted(layer, rig, near.entered.is_set, let_go)
     with pytest.raises(KeyboardInterrupt):
         layer.load("r", into, tickets, within_s=60.0)
+    passed_on.set()
     assert layer.settled()
     for memory in into.memories:
         memory.seal()
-    rig.wait_for(lambda: sorted(layer.children["near"].withdrawn, key=str) == sorted(tickets, key=str))
+    rig.wait_for(lambda: set(layer.children["near"].withdrawn) == set(tickets))
+    assert too_early == [False]
     assert all(memory.intact() for memory in into.memories)
     assert layer.load("r", into, tickets).result is Result.LOADED
 

@@ -51,7 +51,7 @@ def test_close_does_not_wait_for_a_hung_call(rig: Any, within_s: float) -> None:
     rig.wait_for(near.entered.is_set)
     began = time.monotonic()
     assert layer.belay.close(within_s) == 1
-    assert time.monotonic() - began < 2.0
+    assert time.monotonic() - began < 5.0
     outcome = future.result(5)
     assert (outcome.result, outcome.held) == (Result.CANCELLED, True)
     near.go.set()
@@ -70,8 +70,8 @@ def test_close_of_many_hung_children_takes_no_longer(rig: Any) -> None:
         futures.append(layer.aside(lambda into=into, tickets=tickets: layer.load(into.request, into, tickets, 60.0)))
         rig.wait_for(each.entered.is_set)
     began = time.monotonic()
-    assert layer.belay.close(0.5) == 4
-    assert time.monotonic() - began < 1.5
+    assert layer.belay.close(1.0) == 4
+    assert time.monotonic() - began < 3.5
     assert all(future.result(1).held for future in futures)
     for each in deaf:
         each.go.set()

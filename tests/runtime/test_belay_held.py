@@ -28,7 +28,7 @@ def test_a_call_that_hangs(rig: Any) -> None:
     began = time.monotonic()
     outcome = layer.load("r", into, rig.put(near.inner, source), within_s=0.2)
     took = time.monotonic() - began
-    assert 0.2 + rig.policy.drain_s <= took < 0.2 + rig.policy.drain_s + 1.0
+    assert 0.2 + rig.policy.drain_s <= took < 0.2 + rig.policy.drain_s + 3.0
     assert (outcome.result, outcome.watermark, outcome.held) == (Result.RECOMPUTE, 16, True)
     assert [failure.kind for failure in outcome.failures] == ["DeadlineExceeded"]
     assert into.good(source, 16)

@@ -15,6 +15,8 @@ from kvbelay.core.budget import Budget
 from kvbelay.core.model import BatchId, Do, Result, Side
 from kvbelay.core.policy import BudgetPolicy, Policy
 
+POISONED = 0xA5
+
 
 def on(fault: Fault, nth: int = 1, **fields: Any) -> Strike:
     return Strike(fault=fault, nth=nth, **fields)
@@ -74,16 +76,19 @@ def test_falls_back_from_the_watermark(rig: Any) -> None:
     assert into.untouched(32)
 
 
-def test_watermark_needs_all_layers(rig: Any) -> None:
+@pytest.mark.parametrize(("nth", "watermark"), [(2, 0), (3, 16), (4, 16), (6, 32)])
+def test_watermark_needs_all_layers(rig: Any, nth: int, watermark: int) -> None:
     """A range of which one layer is missing is not below the watermark."""
+    layers = ((0, 1), (1, 2))
     layer = rig.layer()
-    near = rig.faulty("near", on(Fault.DIE, nth=4))
+    near = rig.faulty("near", on(Fault.DIE, nth=nth))
     layer.add("near", near)
-    source, into = rig.blocks("r", 2, ((0, 1), (1, 2))).fill(), rig.blocks("r", 2, ((0, 1), (1, 2)))
+    source, into = rig.blocks("r", 3, layers).fill(), rig.blocks("r", 3, layers)
     outcome = layer.load("r", into, rig.put(near.inner, source))
-    assert (outcome.result, outcome.watermark) == (Result.RECOMPUTE, 16)
-    assert into.good(source, 16)
-    assert set(into.contents()[3]) == {0xA5}
+    assert (outcome.result, outcome.watermark) == (Result.RECOMPUTE, watermark)
+    assert into.good(source, watermark)
+    assert into.contents()[: nth - 1] == source.contents()[: nth - 1]
+    assert {POISONED} == {byte for content in into.contents()[nth - 1 :] for byte in content}
 
 
 def test_start_is_there_already(rig: Any) -> None:

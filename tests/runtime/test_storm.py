@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 from collections import Counter
 from typing import Any
 
@@ -136,7 +135,6 @@ def test_every_request_is_told_once_and_truly(rig: Any, seed: int) -> None:
     layer = storm.layer
     threads = [threading.Thread(target=storm.work, args=(index,)) for index in range(THREADS)]
     disturber = threading.Thread(target=storm.disturb)
-    began = time.monotonic()
     for thread in (*threads, disturber):
         thread.start()
     for thread in threads:
@@ -146,7 +144,6 @@ def test_every_request_is_told_once_and_truly(rig: Any, seed: int) -> None:
     assert not any(thread.is_alive() for thread in (*threads, disturber))
     rig.wait_for(layer.settled)
     rig.wait_for(lambda: not layer.belay._driver._news)
-    assert time.monotonic() - began < 20.0
 
     assert len(storm.outcomes) == THREADS * TURNS
     begun = Counter((it.request, it.side) for it in layer.log if isinstance(it, Event) and it.kind is Kind.BEGIN)
