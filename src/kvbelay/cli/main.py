@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import io
+import os
+import signal
 import sys
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
 import click
 
@@ -12,6 +18,9 @@ from kvbelay.errors import KvbelayError
 COMMANDS = {
     "demo": "kvbelay.cli.demo.command:demo",
 }
+
+SIGNALS = {signal.SIGINT: "Interrupted", signal.SIGTERM: "Terminated", signal.SIGHUP: "The terminal is gone"}
+"""What ends a command early, and what is said then."""
 
 
 class Lazy(click.Group):
@@ -34,18 +43,48 @@ def cli() -> None:
     """KV cache transfers between prefill and decode that survive their failures."""
 
 
+class Told(SystemExit):
+    """A signal told the process to end."""
+
+
 def main() -> None:
-    """Run a subcommand. Exit code 2 and one sentence for what the user can mend; 130 after Ctrl-C."""
+    """Run a subcommand.
+
+    Exit code 2 and one sentence for what the user can mend; 128 and the signal's number after a signal (130: Ctrl-C).
+    """
+    for number in SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, _stop)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a model may say what the terminal cannot show
     try:
-        cli.main(standalone_mode=False)
-    except click.exceptions.Exit as exc:
-        sys.exit(exc.exit_code)
-    except (click.Abort, KeyboardInterrupt):
-        click.echo("Interrupted; everything that was started has been ended.", err=True)
-        sys.exit(130)
+        sys.exit(cli.main(standalone_mode=False))
+    except Told as exc:
+        click.echo(f"{exc}: everything that was started has been ended.", err=True)
+        sys.exit(exc.code)
     except click.ClickException as exc:
         exc.show()
         sys.exit(2)
     except KvbelayError as exc:
         click.echo(f"Error: {exc}", err=True)
         sys.exit(2)
+    except OSError as exc:
+        click.echo(f"Error: {exc}", err=True)
+        _silence()
+        sys.exit(2)
+
+
+def _stop(number: int, _frame: FrameType | None) -> NoReturn:
+    told = Told(SIGNALS[signal.Signals(number)])
+    told.code = 128 + number
+    raise told
+
+
+def _silence() -> None:
+    """Let nothing more go to standard output: what it did not take would be offered to it again at the very end."""
+    with Path(os.devnull).open("wb") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 
-from kvbelay.cli.demo.messages import Answered, Loaded, Prompt, Setup, StruckNow, Swallowed, say
-from kvbelay.cli.demo.prefill import STEP_BLOCKS, STORE_NBYTES
-from kvbelay.cli.demo.worker import open_engine, require_all, serve
+from kvbelay.cli.demo.messages import Answered, Ended, Loaded, Prompt, Setup, StruckNow, say
+from kvbelay.cli.demo.prefill import STEP_BLOCKS
+from kvbelay.cli.demo.worker import CLOSE_S, Part, open_engine, require_all, serve
 from kvbelay.connectors.faulty import Faulty, Plan, Struck
 from kvbelay.connectors.port import Connector
 from kvbelay.connectors.registry import prepare
@@ -21,6 +21,9 @@ from kvbelay.reference import PagedCache
 from kvbelay.runtime.belay import Belay
 
 LOAD_S = 6.0
+QUIET_S = 10.0
+"""How long the end waits for calls that hang, and hold blocks."""
+LOOK_S = 0.02
 POLICY = Policy(
     attempts=5,
     attempts_per_child=2,
@@ -89,7 +92,7 @@ class Tails:
         self._cache.free(tail)
 
 
-def start(setup: Setup) -> tuple[Belay, Callable[[Prompt], None], Callable[[], None]]:
+def start(setup: Setup, stack: ExitStack) -> Part:
     """Open the engine, and the children behind their faults."""
     engine, cache = open_engine(setup)
     diary = Diary()
@@ -99,6 +102,7 @@ def start(setup: Setup) -> tuple[Belay, Callable[[Prompt], None], Callable[[], N
         say(StruckNow(strike.request, strike.child, strike.fault))
 
     belay = Belay(POLICY, watch=diary.watch, released=tails.released, seed=setup.seed)
+    stack.callback(belay.close, CLOSE_S)
 
     def opener(name: str, connector: str, config: dict[str, object]) -> Connector:
         inner = prepare(name, connector, config, source="the demo").open(cache.fingerprint())
@@ -110,7 +114,7 @@ def start(setup: Setup) -> tuple[Belay, Callable[[Prompt], None], Callable[[], N
         return Faulty(inner, plan, child=name, struck=struck, echo=echo)
 
     belay.add("near", partial(opener, "near", "stream", {"peers": [setup.near]}))
-    belay.add("store", partial(opener, "store", "file", {"path": setup.store, "capacity_nbytes": STORE_NBYTES}))
+    belay.add("store", partial(opener, "store", *setup.store_config()))
     require_all(belay)
 
     def work(prompt: Prompt) -> None:
@@ -130,12 +134,15 @@ def start(setup: Setup) -> tuple[Belay, Callable[[Prompt], None], Callable[[], N
         say(Answered(prompt.id, tuple(answer.tokens), answer.recomputed, time.monotonic() - began))
 
     def finish() -> None:
+        ends_at = time.monotonic() + QUIET_S
+        while belay.pending() and time.monotonic() < ends_at:
+            time.sleep(LOOK_S)
         counts: Counter[str] = Counter()
         for (child, reason), count in belay.swallowed().items():
             counts[f"{child}: {reason.value}"] += count
-        say(Swallowed(dict(counts), belay.pending()))
+        say(Ended(dict(counts), belay.pending(), cache.blocks - cache.free_blocks))
 
-    return belay, work, finish
+    return Part(work, finish)
 
 
 if __name__ == "__main__":

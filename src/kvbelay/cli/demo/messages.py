@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import IO, TypeVar
+from typing import IO, Any, TypeVar
 
 import msgspec
 
@@ -13,6 +13,9 @@ from kvbelay.errors import ProtocolViolation
 
 LINE_LIMIT = 16 << 20
 """Most bytes of one message."""
+LEASE_S = 30.0
+"""How long prefill keeps what nobody has fetched."""
+STORE_NBYTES = 1 << 30
 
 
 class Setup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -30,6 +33,14 @@ class Setup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     strikes: dict[str, tuple[Strike, ...]] = {}
     """What strikes the decode side's children, by name."""
 
+    def near_config(self) -> tuple[str, dict[str, Any]]:
+        """The child ``near`` on the prefill side: connector and configuration."""
+        return "stream", {"listen": self.near, "lease_s": LEASE_S}
+
+    def store_config(self) -> tuple[str, dict[str, Any]]:
+        """The child ``store``, the same on both sides."""
+        return "file", {"path": self.store, "capacity_nbytes": STORE_NBYTES}
+
 
 class Ready(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="ready"):
     """The worker has its model and its children."""
@@ -42,7 +53,7 @@ class Refused(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="refu
 
 
 class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A request, to the prefill process and then to the decode process."""
+    """A request, to the prefill process and then to the decode process; also to the one that answers alone."""
 
     id: str
     tokens: tuple[int, ...]
@@ -90,14 +101,18 @@ class Answered(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="ans
     took_s: float
 
 
-class Swallowed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="swallowed"):
-    """At the end: completions that changed nothing, and what was left over."""
+class Ended(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="ended"):
+    """The decode process's last word: what changed nothing, and what is left over."""
 
-    counts: dict[str, int]
+    swallowed: dict[str, int]
+    """Completions that changed nothing, by child and reason."""
     pending: int
+    """Requests of which the layer still holds something."""
+    blocks: int
+    """Blocks of the KV cache that are not free."""
 
 
-FromWorker = Ready | Refused | Prefilled | StruckNow | Loaded | Answered | Swallowed
+FromWorker = Ready | Refused | Prefilled | StruckNow | Loaded | Answered | Ended
 
 T = TypeVar("T")
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import resource
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
-from kvbelay.cli.demo.messages import Prefilled, Prompt, Setup, say
-from kvbelay.cli.demo.worker import open_engine, require_all, serve
+from kvbelay.cli.demo.messages import LEASE_S, Prefilled, Prompt, Setup, say
+from kvbelay.cli.demo.worker import CLOSE_S, Part, open_engine, require_all, serve
 from kvbelay.connectors.registry import prepare
 from kvbelay.core.model import Outcome, Side
 from kvbelay.runtime.belay import Belay
@@ -17,24 +18,31 @@ from kvbelay.runtime.belay import Belay
 STEP_BLOCKS = 2
 """Blocks in one batch."""
 SAVE_S = 10.0
-LEASE_S = 30.0
-STORE_NBYTES = 1 << 30
 
 
-def start(setup: Setup) -> tuple[Belay, Callable[[Prompt], None], Callable[[], None]]:
+def start(setup: Setup, stack: contextlib.ExitStack) -> Part:
     """Open the engine and the children."""
     engine, cache = open_engine(setup)
     tables: dict[str, tuple[int, ...]] = {}
     """Block tables whose blocks may still be read."""
 
+    freed = threading.Condition()
+
     def released(request: str, _side: Side) -> None:
-        cache.free(tables.pop(request))
+        with freed:
+            cache.free(tables.pop(request))
+            freed.notify_all()
+
+    def allocate(tokens: int) -> tuple[int, ...]:
+        """Wait, if need be, until leases on earlier requests have ended."""
+        blocks = -(-tokens // cache.block_tokens)
+        with freed:
+            freed.wait_for(lambda: cache.free_blocks >= blocks, timeout=2 * LEASE_S)
+            return cache.allocate(tokens)
 
     belay = Belay(released=released, seed=setup.seed)
-    for name, connector, config in (
-        ("near", "stream", {"listen": setup.near, "lease_s": LEASE_S}),
-        ("store", "file", {"path": setup.store, "capacity_nbytes": STORE_NBYTES}),
-    ):
+    stack.callback(belay.close, CLOSE_S)
+    for name, (connector, config) in (("near", setup.near_config()), ("store", setup.store_config())):
         ready = prepare(name, connector, config, source="the demo")
         belay.add(name, partial(ready.open, cache.fingerprint()), digest_in_pass=ready.backend.digest_in_pass)
     require_all(belay)
@@ -44,7 +52,7 @@ def start(setup: Setup) -> tuple[Belay, Callable[[Prompt], None], Callable[[], N
         movable = cache.transferable(len(prompt.tokens))
         outcome: Outcome | None = None
         if movable:
-            table = tables[prompt.id] = cache.allocate(movable)
+            table = tables[prompt.id] = allocate(movable)
             engine.prefill(prompt.tokens[:movable], table)
             batches = cache.batches(cache.batch_ids(prompt.tokens, STEP_BLOCKS), table, prompt.id)
             with _disk_full() if prompt.disk_full else contextlib.nullcontext():
@@ -53,7 +61,7 @@ def start(setup: Setup) -> tuple[Belay, Callable[[Prompt], None], Callable[[], N
                 cache.free(tables.pop(prompt.id))
         say(Prefilled(prompt.id, outcome, time.monotonic() - began))
 
-    return belay, work, lambda: None
+    return Part(work)
 
 
 @contextlib.contextmanager

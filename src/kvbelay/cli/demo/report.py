@@ -8,11 +8,19 @@ import msgspec
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from kvbelay.cli.demo.messages import Ended
 from kvbelay.cli.demo.show import Row, Verdict
 
 MIB = 1 << 20
 COLOURS = {Verdict.IDENTICAL: "green", Verdict.WRONG: "bold red", Verdict.LOST: "bold red"}
+
+INTRODUCTION = """\
+A prefill process computes the KV cache of each prompt, a decode process
+fetches it and answers. Two ways lead from one to the other: "near", a socket,
+and "store", files. A third process answers every prompt alone, to compare.
+"""
 
 
 class Summary(msgspec.Struct):
@@ -22,17 +30,25 @@ class Summary(msgspec.Struct):
     faults: str
     seed: int
     rows: list[Row]
-    swallowed: dict[str, int]
-    """Completions that changed nothing, by child and reason."""
-    pending: int
-    """Requests of which something was left in the decode process at the end."""
-    peak_nbytes: int
+    end: Ended | None = None
+    """None: the run did not come to its end."""
+    peak_nbytes: int = 0
     """Of all processes together, proportional set size."""
-    took_s: float
+    took_s: float = 0.0
 
     def count(self, verdict: Verdict) -> int:
         """Answers of one kind."""
         return sum(row.verdict is verdict for row in self.rows)
+
+    @property
+    def struck(self) -> int:
+        """Faults that struck."""
+        return sum(len(row.struck) for row in self.rows)
+
+    @property
+    def moved_nbytes(self) -> int:
+        """Bytes that the decode process's children brought, in all attempts."""
+        return sum(row.nbytes for row in self.rows)
 
     @property
     def recomputed(self) -> int:
@@ -40,19 +56,31 @@ class Summary(msgspec.Struct):
         return sum(row.recomputed for row in self.rows)
 
     @property
+    def wrongs(self) -> list[str]:
+        """What must not have happened."""
+        found = {
+            f"{self.count(Verdict.WRONG)} answers are wrong": self.count(Verdict.WRONG),
+            f"{self.count(Verdict.LOST)} answers are lost": self.count(Verdict.LOST),
+            f"{self.recomputed} tokens were recomputed although nothing struck": self.faults == "none"
+            and self.recomputed,
+            "something was left behind": self.end is not None and (self.end.pending or self.end.blocks),
+            "the end could not be seen": self.end is None,
+        }
+        return [what for what, there in found.items() if there]
+
+    @property
     def good(self) -> bool:
         """Every answer is there and identical, nothing was left over, and nothing recomputed without a fault."""
-        identical = self.count(Verdict.IDENTICAL) == len(self.rows)
-        return identical and not self.pending and not (self.faults == "none" and self.recomputed)
+        return not self.wrongs
 
     def to_builtins(self) -> dict[str, Any]:
         """For JSON."""
         totals = {
             "answers": len(self.rows) - self.count(Verdict.LOST),
             **{verdict.value: self.count(verdict) for verdict in Verdict},
-            "struck": sum(len(row.struck) for row in self.rows),
+            "struck": self.struck,
             "recomputed_tokens": self.recomputed,
-            "moved_nbytes": sum(row.nbytes for row in self.rows),
+            "moved_nbytes": self.moved_nbytes,
             "good": self.good,
         }
         builtins: dict[str, Any] = msgspec.to_builtins(self)
@@ -61,34 +89,39 @@ class Summary(msgspec.Struct):
 
 def show(summary: Summary, console: Console) -> None:
     """Print the table and the closing sentence."""
-    title = f"{summary.model}, faults: {summary.faults}, seed {summary.seed}"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for column in ("", "what struck", "what was decided"):
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for column in ("", "\nwhat struck", "\nwhat was decided"):
         table.add_column(column)
-    for column in ("load", "moved", "recomputed", "answer"):
+    for column in ("load\nms", "moved\nMiB", "recomp.\ntokens", "\nanswer"):
         table.add_column(column, justify="right", no_wrap=True)
     for row in summary.rows:
         table.add_row(
             row.id,
             ", ".join(_counted(row.struck)) or "-",
             row.decided,
-            f"{row.load_s * 1000:.0f} ms",
-            f"{row.nbytes / MIB:.2f} MiB",
+            f"{row.load_s * 1000:.0f}",
+            f"{row.nbytes / MIB:.2f}",
             f"{row.recomputed}",
-            f"[{COLOURS[row.verdict]}]{row.verdict.value}[/]",
+            Text(row.verdict.value, COLOURS[row.verdict]),
         )
     console.print(table)
-    if summary.swallowed:
-        said = ", ".join(f"{what} ({count})" for what, count in sorted(summary.swallowed.items()))
-        console.print(f"Completions that changed nothing: {said}.")
-    given = len(summary.rows) - summary.count(Verdict.LOST)
-    moved = sum(row.nbytes for row in summary.rows) / MIB
+    console.print(f"{summary.model}, faults: {summary.faults}, seed {summary.seed}", markup=False)
+    if summary.end is not None and summary.end.swallowed:
+        said = ", ".join(f"{what} ({count})" for what, count in sorted(summary.end.swallowed.items()))
+        console.print(f"Completions ignored because they came twice or too late: {said}.")
     console.print(
-        f"{given} answers given, {summary.count(Verdict.IDENTICAL)} identical, {summary.count(Verdict.WRONG)} wrong, "
-        f"{summary.count(Verdict.LOST)} lost; {moved:.1f} MiB moved, {summary.recomputed} tokens recomputed; "
+        f"{len(summary.rows) - summary.count(Verdict.LOST)} answers given, "
+        + ", ".join(f"{summary.count(verdict)} {verdict.value}" for verdict in Verdict)
+        + f". {summary.moved_nbytes / MIB:.1f} MiB moved, {summary.recomputed} tokens recomputed. "
         f"{summary.peak_nbytes / MIB:.0f} MiB of memory, {summary.took_s:.0f} s."
     )
     console.print(_sentence(summary), style="bold green" if summary.good else "bold red")
+
+
+def one_line(text: str) -> str:
+    """A model's words as they can be shown: white space is one space, and what does not print a dot."""
+    words = " ".join(text.split()).replace("\N{REPLACEMENT CHARACTER}", "\0")
+    return "".join(char if char.isprintable() else "\N{MIDDLE DOT}" for char in words)
 
 
 def _counted(names: list[str]) -> list[str]:
@@ -99,12 +132,11 @@ def _counted(names: list[str]) -> list[str]:
 
 
 def _sentence(summary: Summary) -> str:
-    struck = sum(len(row.struck) for row in summary.rows)
-    if summary.good and not struck:
-        return "Nothing went wrong: every answer came over the wire, and nothing had to be computed twice."
-    if summary.good:
-        return (
-            f"Faults struck {struck} times while the KV cache moved, and each of the {len(summary.rows)} answers "
-            "is the one that the model gives without any transfer."
-        )
-    return "This must not happen: an answer is missing or differs, or something was left behind. Please report it."
+    if not summary.good:
+        return f"This must not happen: {', '.join(summary.wrongs)}. Please report it."
+    same = f"all {len(summary.rows)} answers are exactly those that the model gives alone"
+    if not any(row.movable for row in summary.rows):
+        return f"The prompts are so short that there was nothing to move; {same}."
+    if summary.struck or summary.recomputed:
+        return f"Faults struck {summary.struck} times while the KV cache was on its way, and {same}."
+    return f"Nothing went wrong: all of the KV cache came over, nothing was computed twice, and {same}."

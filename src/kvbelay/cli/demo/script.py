@@ -51,6 +51,25 @@ DEFAULT = (
     Act(disk_full=True, blow=Blow.KILL),
 )
 
+WORDS = {
+    Fault.RAISE: "connection reset",
+    Fault.CORRUPT: "a bit flipped",
+    Fault.TRUNCATE: "cut short",
+    Fault.REORDER: "blocks swapped",
+    Fault.LIE: "a lie",
+    Fault.SAY_NOTHING: "empty reply",
+    Fault.DUPLICATE: "told twice",
+    Fault.LATE: "told late",
+    Fault.RENAMED_FIELD: "renamed field",
+    Fault.UNREADABLE: "unreadable result",
+    Fault.UNPRINTABLE: "unprintable error",
+    Fault.LATE_WRITE: "late write",
+    Fault.HANG: "hangs",
+    Fault.DROP: "no reply",
+    Fault.WRONG_FINGERPRINT: "other model's data",
+}
+"""What strikes, for people."""
+
 STORM_RATES = {
     Fault.RAISE: 0.05,
     Fault.CORRUPT: 0.05,

@@ -1,21 +1,26 @@
-"""The demo's run: one request after another through both processes, and the record of what became of each."""
+"""The demo's run: one request after another through the processes, and the record of what became of each."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
+from typing import TypeVar
 
 import msgspec
 
-from kvbelay.cli.demo.messages import Answered, Loaded, Prefilled, Prompt, Setup, StruckNow, Swallowed
-from kvbelay.cli.demo.script import Act, Blow
-from kvbelay.cli.demo.stage import ANSWER_S, END_S, Stage
+from kvbelay.cli.demo.messages import Answered, Ended, FromWorker, Loaded, Prefilled, Prompt, Setup, StruckNow
+from kvbelay.cli.demo.script import WORDS, Act, Blow
+from kvbelay.cli.demo.stage import Stage, Worker
 from kvbelay.core.model import Outcome, Result
-from kvbelay.errors import KvbelayError
+from kvbelay.errors import ProtocolViolation
 
+ANSWER_S = 600.0
+"""How long a process may say nothing: a prompt that fills the cache takes minutes on a slow machine."""
 
 NOT_ASKED = frozenset({"CircuitOpen", "QuarantineFull", "ChildUnavailable"})
 """Kinds of failures of a child that was not even tried."""
+
+M = TypeVar("M", bound=FromWorker)
 
 
 class Verdict(Enum):
@@ -34,6 +39,7 @@ class Row(msgspec.Struct):
     struck: list[str]
     decided: str = ""
     log: tuple[str, ...] = ()
+    """What was decided, step by step."""
     result: Result | None = None
     watermark: int = 0
     movable: int = 0
@@ -48,24 +54,26 @@ class Row(msgspec.Struct):
 
 
 class Show:
-    """Runs the script. ``note`` hears a line whenever something happens."""
+    """Runs the script. ``note`` hears a request, "strikes" or "mended", and what, whenever something happens."""
 
-    def __init__(self, stage: Stage, decode_setup: Setup, note: Callable[[str], None]) -> None:
+    def __init__(self, stage: Stage, decode_setup: Setup, note: Callable[[str, str, str], None]) -> None:
         self._stage = stage
         self._note = note
         self._prefill = stage.start("prefill")
         self._decode = stage.start("decode", decode_setup)
+        self._alone = stage.start("alone")
         self._restarting = False
-        self.swallowed: dict[str, int] = {}
-        self.pending = 0
-        stage.ready(self._prefill)
-        stage.ready(self._decode)
+        self._rows: dict[str, Row] = {}
+        for worker in (self._prefill, self._decode, self._alone):
+            stage.ready(worker)
 
     def perform(self, row: Row, act: Act, prompt: Prompt) -> tuple[int, ...]:
-        """One request from prompt to answer; returns the answer's tokens."""
+        """One request from prompt to answer, compared with the one given alone; returns the answer's tokens."""
+        self._rows[row.id] = row
+        self._alone.send(prompt)
         if act.disk_full:
             self._strike(row, "store full")
-        prefilled = self._have_prefilled(msgspec.structs.replace(prompt, disk_full=act.disk_full))
+        prefilled = self._have_prefilled(row, msgspec.structs.replace(prompt, disk_full=act.disk_full))
         tickets = prefilled.outcome.tickets if prefilled.outcome is not None else ()
         if act.blow is not Blow.NOTHING:
             self._strike(row, act.blow.value)
@@ -76,44 +84,41 @@ class Show:
         self._decode.send(msgspec.structs.replace(prompt, tickets=tickets))
         if act.blow is Blow.KILL:
             self._prefill, self._restarting = self._stage.start("prefill"), True
-        answered = self._have_decoded(row)
+        _record(row, self._have(self._decode, Loaded))
+        if act.blow is Blow.FREEZE:
+            self._prefill.thaw()
+            self._note(row.id, "mended", "prefill goes on")
+        answered = self._have(self._decode, Answered)
+        row.recomputed, row.answer_s = answered.recomputed, answered.took_s
+        same = answered.tokens == self._have(self._alone, Answered).tokens
+        row.verdict = Verdict.IDENTICAL if same else Verdict.WRONG
         self._stage.measure()
         return answered.tokens
 
-    def close(self) -> None:
-        """Hear what the decode process has to say at the end."""
+    def close(self) -> Ended:
+        """What the decode process has to say at the end."""
         self._decode.finish()
-        message = self._decode.hear(END_S)
-        while not isinstance(message, Swallowed):
-            message = self._decode.hear(END_S)
-        self.swallowed, self.pending = message.counts, message.pending
+        return self._have(self._decode, Ended)
 
-    def _have_prefilled(self, prompt: Prompt) -> Prefilled:
+    def _have_prefilled(self, row: Row, prompt: Prompt) -> Prefilled:
         if self._restarting:
             self._stage.ready(self._prefill)
             self._restarting = False
+            self._note(row.id, "mended", "prefill runs again")
         self._prefill.send(prompt)
-        message = self._prefill.hear(ANSWER_S)
-        if not isinstance(message, Prefilled):
-            msg = f"the prefill process answered with {type(message).__name__}"
-            raise KvbelayError(msg)
-        return message
+        return self._have(self._prefill, Prefilled)
 
-    def _have_decoded(self, row: Row) -> Answered:
-        while True:
-            message = self._decode.hear(ANSWER_S)
-            if isinstance(message, StruckNow):
-                self._strike(row, f"{message.child}: {message.fault.value}")
-            elif isinstance(message, Loaded):
-                _record(row, message)
-                self._prefill.thaw()
-            elif isinstance(message, Answered):
-                row.recomputed, row.answer_s = message.recomputed, message.took_s
-                return message
+    def _have(self, worker: Worker, kind: type[M]) -> M:
+        while isinstance(message := worker.hear(ANSWER_S), StruckNow):
+            self._strike(self._rows[message.id], f"{message.child}: {WORDS[message.fault]}")
+        if not isinstance(message, kind):
+            msg = f"the {worker.role} process says {type(message).__name__}, not {kind.__name__}"
+            raise ProtocolViolation(msg)
+        return message
 
     def _strike(self, row: Row, what: str) -> None:
         row.struck.append(what)
-        self._note(f"{row.id}  [red]strikes[/red]  {what}")
+        self._note(row.id, "strikes", what)
 
 
 def _record(row: Row, loaded: Loaded) -> None:
@@ -130,18 +135,20 @@ def _record(row: Row, loaded: Loaded) -> None:
 
 def decided(outcome: Outcome, movable: int) -> str:
     """What the layer decided, in words."""
-    first = outcome.failures[0].child if outcome.failures else ""
     held = ", its blocks held back" if outcome.held else ""
     if outcome.result is Result.LOADED:
-        if not outcome.failures:
-            return f"loaded through {outcome.child}"
-        if outcome.failures[0].kind in NOT_ASKED:
-            return f"{first} left alone, loaded through {outcome.child}"
-        if outcome.child == first:
-            return f"retried, loaded through {outcome.child}"
-        return f"failed over from {first} to {outcome.child}"
+        return f"{_detour(outcome)}loaded through {outcome.child}"
     if outcome.result is Result.MISSED:
         return "found nowhere, computed here"
     if outcome.result is Result.RECOMPUTE:
         return f"recomputed from token {outcome.watermark} of {movable}{held}"
     return f"{outcome.result.value}{held}"
+
+
+def _detour(outcome: Outcome) -> str:
+    if not outcome.failures:
+        return ""
+    first = outcome.failures[0]
+    if first.kind in NOT_ASKED:
+        return f"{first.child} left alone, "
+    return "retried, " if first.child == outcome.child else f"{first.child} failed, "

@@ -1,4 +1,4 @@
-"""The stage: starts the two processes, hands requests on, kills and freezes, and cleans up."""
+"""The stage: starts the processes, hands requests on, kills and freezes, and cleans up."""
 
 from __future__ import annotations
 
@@ -10,17 +10,29 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import IO
 
 import msgspec
 
 from kvbelay.cli.demo.messages import LINE_LIMIT, FromWorker, Ready, Refused, Setup, decode, write
-from kvbelay.errors import DeadlineExceeded, KvbelayError, PeerLost
+from kvbelay.connectors.registry import prepare
+from kvbelay.core.model import Fingerprint
+from kvbelay.errors import DeadlineExceeded, KvbelayError, PeerLost, ProtocolViolation
 
-START_S = 60.0
-ANSWER_S = 120.0
+MODULES = {role: f"kvbelay.cli.demo.{role}" for role in ("prefill", "decode", "alone")}
+"""What the process of a role runs."""
+
+ENVIRONMENT = {
+    # BLAS threads wait for one another by spinning: three processes on two cores take six times as long with them.
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    # Python 3.11 and later: a random.py in the current directory is not ours.
+    "PYTHONSAFEPATH": "1",
+}
+
+START_S = 120.0
 END_S = 5.0
 LOG_TAIL = 2000
 """Most characters of a worker's log that an error shows."""
@@ -29,16 +41,17 @@ LOG_TAIL = 2000
 class Worker:
     """One process, spoken to over its standard input and output."""
 
-    def __init__(self, module: str, setup: Setup, log: IO[bytes]) -> None:
-        self.name = module.rpartition(".")[2]
+    def __init__(self, role: str, setup: Setup, log: Path) -> None:
+        self.role = role
         self._log = log
-        self._process = subprocess.Popen(  # noqa: S603  # our own module
-            [sys.executable, "-m", module],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
-        )
+        with log.open("ab") as stderr:
+            self._process = subprocess.Popen(  # noqa: S603  # our own module
+                [sys.executable, "-m", MODULES[role]],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                env={**os.environ, **ENVIRONMENT},
+            )
         self.pid = self._process.pid
         self._buffer = b""
         self.send(setup)
@@ -54,10 +67,13 @@ class Worker:
         ends_at = time.monotonic() + within_s
         while b"\n" not in self._buffer:
             left = ends_at - time.monotonic()
-            if left <= 0 or len(self._buffer) > LINE_LIMIT:
-                msg = f"the {self.name} process has said nothing for {within_s:.0f} s"
+            if left <= 0:
+                msg = f"the {self.role} process has said nothing for {within_s:.0f} s"
                 raise DeadlineExceeded(msg)
-            self._buffer += self._read(min(left, 0.2))
+            if len(self._buffer) > LINE_LIMIT:
+                msg = f"the {self.role} process does not come to an end"
+                raise ProtocolViolation(msg)
+            self._buffer += self._read(left)
         line, _, self._buffer = self._buffer.partition(b"\n")
         message: FromWorker = decode(line, FromWorker)  # type: ignore[arg-type]  # a union is no class to mypy
         if isinstance(message, Refused):
@@ -70,26 +86,28 @@ class Worker:
         self._process.wait()
 
     def freeze(self) -> None:
-        """Stop it, as a hung machine would."""
+        """Stop it, as a hung machine would. Returns when all its threads stand still, or it is gone."""
         self._process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def thaw(self) -> None:
         """Let it go on."""
         self._process.send_signal(signal.SIGCONT)
 
-    def finish(self) -> None:
-        """Close its input: it says what it has to say, and ends."""
+    def finish(self, *, now: bool = False) -> None:
+        """Close its input: it says what it has to say, and ends. ``now``: whatever it is doing."""
         if self._process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.close()
+        if now:
+            self._process.terminate()
+        self.thaw()
 
-    def end(self) -> None:
+    def end(self, within_s: float) -> None:
         """Make sure that it is gone."""
         self.finish()
-        with contextlib.suppress(ProcessLookupError):
-            self.thaw()
         try:
-            self._process.wait(END_S)
+            self._process.wait(within_s)
         except subprocess.TimeoutExpired:
             self.kill()
         if self._process.stdout is not None:
@@ -101,16 +119,18 @@ class Worker:
             return b""
         data = os.read(stdout.fileno(), 1 << 16)
         if not data:
-            self._process.wait()
-            self._log.flush()
-            tail = Path(self._log.name).read_text(encoding="utf-8", errors="replace")[-LOG_TAIL:]
-            msg = f"the {self.name} process ended (exit code {self._process.returncode}){': ' if tail else ''}{tail}"
-            raise PeerLost(msg)
+            self.end(END_S)
+            tail = self._log.read_text(encoding="utf-8", errors="replace")[-LOG_TAIL:].strip()
+            msg = f"the {self.role} process has ended (exit code {self._process.returncode})"
+            raise PeerLost(f"{msg}: {tail}" if tail else msg)
         return data
 
 
 class Stage(contextlib.AbstractContextManager["Stage"]):
-    """Both workers and the directory that they share. Nothing is left when the context exits."""
+    """The processes and the directory that they share. Nothing is left when the context exits.
+
+    Raises `ConfigError` if a child's place cannot be used.
+    """
 
     def __init__(self, *, model: str, near: str | None, store: Path | None, blocks: int, seed: int) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="kvbelay-demo-")
@@ -118,7 +138,6 @@ class Stage(contextlib.AbstractContextManager["Stage"]):
         self.weights = root / "weights"
         self.weights.mkdir()
         self._root = root
-        self._logs = contextlib.ExitStack()
         self.setup = Setup(
             model=model,
             weights=str(self.weights),
@@ -129,34 +148,63 @@ class Stage(contextlib.AbstractContextManager["Stage"]):
         )
         self._workers: dict[str, Worker] = {}
         self.peak_nbytes = 0
+        with contextlib.ExitStack() as unless_done:
+            unless_done.callback(self._directory.cleanup)
+            _require_places(self.setup)
+            unless_done.pop_all()
 
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for worker in self._workers.values():
-            worker.finish()
-        for worker in self._workers.values():
-            worker.end()
-        self._logs.close()
-        self._directory.cleanup()
+        with _undisturbed():
+            for worker in self._workers.values():
+                worker.finish(now=kind is not None)
+            ends_at = time.monotonic() + END_S
+            for worker in self._workers.values():
+                worker.end(max(0.0, ends_at - time.monotonic()))
+            self._directory.cleanup()
 
     def start(self, role: str, setup: Setup | None = None) -> Worker:
         """Start a worker, or start it again after it was killed. `ready` waits for it."""
-        log = self._logs.enter_context((self._root / f"{role}.log").open("ab"))
-        worker = self._workers[role] = Worker(f"kvbelay.cli.demo.{role}", setup or self.setup, log)
+        before = self._workers.get(role)
+        if before is not None:
+            before.end(END_S)
+        worker = self._workers[role] = Worker(role, setup or self.setup, self._root / f"{role}.log")
         return worker
 
     def ready(self, worker: Worker) -> None:
         """Wait until it has its model and its children."""
         message = worker.hear(START_S)
         if not isinstance(message, Ready):
-            msg = f"the {worker.name} process began with {type(message).__name__}"
-            raise KvbelayError(msg)
+            msg = f"the {worker.role} process began with {type(message).__name__}"
+            raise ProtocolViolation(msg)
 
     def measure(self) -> None:
         """Note how much memory all processes of the demo take now: their proportional set sizes."""
         pids = [os.getpid(), *(worker.pid for worker in self._workers.values())]
         self.peak_nbytes = max(self.peak_nbytes, sum(_pss(pid) for pid in pids))
+
+
+def _require_places(setup: Setup) -> None:
+    """Try the address and the directory before the model is loaded, which takes long."""
+    nobody = Fingerprint(model="", revision="", layouts=())
+    for name, option, (connector, config) in (
+        ("near", "--near", setup.near_config()),
+        ("store", "--store", setup.store_config()),
+    ):
+        prepare(name, connector, config, source=option).open(nobody).close()
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Cleaning up takes seconds at most; whoever presses Ctrl-C once more must not leave half of it undone."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _pss(pid: int) -> int:

@@ -1,20 +1,40 @@
-"""What both of the demo's workers share: how they start, and how they end.
+"""What the demo's workers share: how they start, and how they end.
 
 A worker ends when its standard input does, so none outlives the demo, however that ends. Ctrl-C reaches the whole
-process group; the workers leave it to the stage.
+process group; the workers leave it to the stage, which tells them to end with SIGTERM.
 """
 
 from __future__ import annotations
 
+import ctypes
+import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
+from types import FrameType
+
+import msgspec
 
 from kvbelay.cli.demo.messages import LINE_LIMIT, Prompt, Ready, Refused, Setup, decode, say
 from kvbelay.core.children import Status
 from kvbelay.errors import KvbelayError
 from kvbelay.reference import Engine, PagedCache, load_model
 from kvbelay.runtime.belay import Belay
+
+CLOSE_S = 2.0
+"""How long, in seconds, closing waits for a child's threads."""
+
+PR_SET_PDEATHSIG = 1
+"""Linux, ``prctl(2)``: the signal that a process gets when its parent dies."""
+
+
+class Part(msgspec.Struct, frozen=True):
+    """What a worker does."""
+
+    work: Callable[[Prompt], None]
+    finish: Callable[[], None] = lambda: None
+    """What it has to say at the end."""
 
 
 def open_engine(setup: Setup) -> tuple[Engine, PagedCache]:
@@ -32,24 +52,44 @@ def require_all(belay: Belay) -> None:
             raise KvbelayError(what)
 
 
-def serve(start: Callable[[Setup], tuple[Belay, Callable[[Prompt], None], Callable[[], None]]]) -> None:
+def serve(start: Callable[[Setup, ExitStack], Part]) -> None:
     """Read the setup, start, and do one prompt after another until the input ends.
 
-    ``start`` returns the layer, what to do with a prompt, and what to say at the end.
+    ``start`` puts what has to be closed on the stack.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _obey()
     stdin = sys.stdin.buffer
-    belay: Belay | None = None
     try:
-        belay, work, finish = start(decode(stdin.readline(LINE_LIMIT), Setup))
-        say(Ready())
-        while line := stdin.readline(LINE_LIMIT):
-            work(decode(line, Prompt))
-        finish()
+        with ExitStack() as stack:
+            part = start(decode(stdin.readline(LINE_LIMIT), Setup), stack)
+            say(Ready())
+            while line := stdin.readline(LINE_LIMIT):
+                part.work(decode(line, Prompt))
+            part.finish()
     except KvbelayError as exc:
         say(Refused(str(exc)))
     except BrokenPipeError:
         pass  # the stage is gone
-    finally:
-        if belay is not None:
-            belay.close(2.0)
+
+
+def _obey() -> None:
+    """Whom it listens to.
+
+    If the stage is killed while this process is frozen, nothing would ever end it: so the kernel thaws it then, and it
+    sees that its parent is another.
+    """
+    parent = os.getppid()
+
+    def end(_number: int, _frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise SystemExit
+
+    def thawed(number: int, frame: FrameType | None) -> None:
+        if os.getppid() != parent:
+            end(number, frame)
+
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGCONT, thawed)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGCONT)
