@@ -14,6 +14,7 @@ from kvbelay.connectors.spans import CHUNK
 from kvbelay.connectors.stream.frames import stripe_nbytes
 from kvbelay.core.model import Ticket
 from kvbelay.errors import (
+    Cancelled,
     Closed,
     ConfigError,
     FingerprintMismatch,
@@ -142,11 +143,11 @@ def test_fingerprint_mismatch_names_the_field(rig: Any) -> None:
 
 
 def test_reader_only(rig: Any) -> None:
-    """A connector that does not listen says so when it shall put or tell what was released, and reads."""
+    """A connector that does not listen says so when it shall put; nothing of its own is ever released."""
     reader = rig.open()
-    for call in (partial(reader.put, rig.part(SMALL).batch), reader.released):
-        with pytest.raises(ConfigError, match="listen: this connector only reads"):
-            call(within=within())
+    with pytest.raises(ConfigError, match="listen: this connector only reads"):
+        reader.put(rig.part(SMALL).batch, within())
+    assert list(reader.released(Until(0.05))) == []
     assert reader.address is None
     assert list(reader.lookup([rig.identity()], within())) == []
     reader.probe(within())
@@ -169,6 +170,10 @@ def test_lookup_asks_the_peers_in_turn(rig: Any) -> None:
     assert [ticket.peer for ticket in reader.lookup(ids, within())] == [third.address] * 3
     with pytest.raises(PeerLost):
         reader.lookup(ids[3:], within())
+    stop = within()
+    stop.cancel()
+    with pytest.raises(Cancelled):
+        reader.lookup(ids[3:], stop)
 
 
 def test_lookup_of_many(rig: Any) -> None:
@@ -231,7 +236,7 @@ def test_idle_clients_make_room(rig: Any) -> None:
         part = rig.part(LARGE)
         reader.get(part.batch, ticket, within())
         assert part.memory.content() == content
-        assert len(source._source.server._serving) <= 2
+        assert len(source._server._serving) <= 2
 
 
 def test_closed(rig: Any) -> None:

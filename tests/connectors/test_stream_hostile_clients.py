@@ -89,7 +89,7 @@ def require_service(source: Any, rig: Any) -> None:
 def require_idle(source: Any) -> None:
     """Soon it serves no connection any more."""
     until = Until(10.0)
-    while source._source.server._serving:
+    while source._server._serving:
         until.sleep(0.005)
 
 

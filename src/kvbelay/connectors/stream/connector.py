@@ -70,25 +70,6 @@ class StreamConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Most batches that it serves at a time."""
 
 
-class _Source:
-    """What a connector that listens has besides."""
-
-    def __init__(self, listener: Listener, hello: Hello, config: StreamConfig, child: str) -> None:
-        self.address = listener.address
-        self.shelf = Shelf(
-            child=child,
-            peer=str(listener.address),
-            incarnation=hello.incarnation,
-            limit=config.max_published,
-            lease_s=config.lease_s,
-        )
-        self.server = Server(listener, self.shelf, hello, child=child, max_clients=config.max_clients)
-
-    def close(self) -> None:
-        self.shelf.close()
-        self.server.close()
-
-
 class StreamConnector:
     """One open connector. See `kvbelay.connectors.port.Connector` and `kvbelay.connectors.port.Publishes`.
 
@@ -103,17 +84,23 @@ class StreamConnector:
         hello = Hello(fingerprint, secrets.randbits(63))
         self._incarnation = hello.incarnation
         self._closed = threading.Event()
-        self._source: _Source | None = None
-        if config.listen is not None:
-            listener = Listener(parse(config.listen, field="listen"), field="listen")
-            self._source = _Source(listener, hello, config, child)
+        listener = None if config.listen is None else Listener(parse(config.listen, field="listen"), field="listen")
+        self._address = None if listener is None else listener.address
+        self._shelf = Shelf(
+            child=child,
+            peer=str(self._address),
+            incarnation=hello.incarnation,
+            limit=config.max_published,
+            lease_s=config.lease_s,
+        )
+        self._server = listener and Server(listener, self._shelf, hello, child=child, max_clients=config.max_clients)
         self._pool = Pool(hello)
         self._crew = ThreadPoolExecutor(CREW, thread_name_prefix=f"kvbelay {child} stripe")
 
     @property
     def address(self) -> str | None:
         """Where it serves, with the port that the system chose; None: it only reads."""
-        return None if self._source is None else str(self._source.address)
+        return None if self._address is None else str(self._address)
 
     def lookup(self, ids: Sequence[BatchId], within: Deadline) -> Sequence[Ticket]:
         """See the port. The first peer that has the first of them answers for all; that one of them cannot be asked
@@ -125,26 +112,28 @@ class StreamConnector:
                 within.remaining_s()
                 try:
                     tickets = self._lookup(peer, ids, within)
-                except KvbelayError as exc:  # what ends the call, not the peer, is raised again at the next turn
+                except KvbelayError as exc:
                     first = first or exc
                     continue
                 if tickets:
                     return tickets
             if first is not None:
+                within.remaining_s()  # the call's own end counts more than a peer's
                 raise first
         return ()
 
     def put(self, batch: TransferBatch, within: Deadline) -> Ticket:
         with self._named("put", batch.request):
             within.remaining_s()
-            source = self._own()
+            if self._server is None:
+                raise ConfigError("this connector only reads", field="listen", remedy="give it an address to listen on")
             self._check(batch.id)
             chunks = chunked(pieces(batch.spans))
             digests: list[bytes] = []
             for chunk in chunks:
                 within.remaining_s()
                 digests.append(digest_chunk(chunk))
-            return source.shelf.publish(batch.id, batch_nbytes(batch), combine(digests), chunks)
+            return self._shelf.publish(batch.id, batch_nbytes(batch), combine(digests), chunks)
 
     def get(self, batch: TransferBatch, ticket: Ticket, within: Deadline) -> BatchResult | Miss:
         with self._named("get", batch.request):
@@ -167,8 +156,8 @@ class StreamConnector:
         """
         with self._named("release"):
             number = number_of(ticket)
-            if self._source is not None and ticket.incarnation == self._incarnation:
-                self._source.shelf.end(number, cut=True)
+            if ticket.incarnation == self._incarnation:
+                self._shelf.end(number, cut=True)
                 return
             with self._pool.borrow(_issuer(ticket), 1, within.remaining_s) as (link,):
                 if link.incarnation == ticket.incarnation:  # else it went with the process that issued it
@@ -176,12 +165,12 @@ class StreamConnector:
 
     def released(self, within: Deadline) -> Sequence[Ticket]:
         with self._named("released"):
-            return self._own().shelf.released(within)
+            return self._shelf.released(within)
 
     def probe(self, within: Deadline) -> None:
         """A round trip to each peer; a connector that only listens asks itself."""
         with self._named("probe"):
-            own = () if self._source is None else (self._source.address,)
+            own = () if self._address is None else (self._address,)
             for peer in self._peers or own:
                 with self._pool.borrow(peer, 1, within.remaining_s) as (link,):
                     _call(link, Ping(), Done, within)
@@ -189,8 +178,9 @@ class StreamConnector:
     def close(self) -> None:
         self._closed.set()
         self._pool.close()
-        if self._source is not None:
-            self._source.close()
+        self._shelf.close()
+        if self._server is not None:
+            self._server.close()
         self._crew.shutdown()
 
     def _lookup(self, peer: Address, ids: Sequence[BatchId], within: Deadline) -> list[Ticket]:
@@ -218,11 +208,6 @@ class StreamConnector:
                 if len(offers) < len(part):
                     break
         return tickets
-
-    def _own(self) -> _Source:
-        if self._source is None:
-            raise ConfigError("this connector only reads", field="listen", remedy="give it an address to listen on")
-        return self._source
 
     def _check(self, batch: BatchId) -> None:
         if batch.fingerprint != self._fingerprint:
