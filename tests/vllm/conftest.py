@@ -19,9 +19,15 @@ if find_spec("vllm") is None:
 else:
     sys.path[:0] = [str(HERE)]
     import host  # noqa: F401 # the environment, and vLLM without its warnings, before any test module
+    from expect import WHICH
     from forks import Engines, engines
     from oracle import ask_plainly
     from tiny import make_model
+
+    @pytest.fixture(params=WHICH)
+    def which(request: pytest.FixtureRequest) -> str:
+        """The class that holds the children."""
+        return request.param
 
     @pytest.fixture(scope="session")
     def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:

@@ -13,7 +13,7 @@ from typing import Any
 import host
 import msgspec
 from scripted import POISON
-from scripts import STAGE
+from scripts import SAVED, STAGE, STORE, prefixes
 from tiny import prompt
 from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer import get_kv_transfer_group
@@ -213,6 +213,8 @@ class Engine:
             yield
         except Exception as exc:
             frame = traceback.extract_tb(exc.__traceback__)[-1]
+            if frame.filename.endswith("scripted.py") and frame.name != "called":
+                raise  # the harness' own mistake
             where = f"{Path(frame.filename).name}:{frame.name}: {frame.line}"
             msg = f"{type(exc).__name__}: {exc} | {where}"
             raise Died(msg) from exc
@@ -278,12 +280,16 @@ class Engine:
     def state(self) -> str:
         """The requests that the scheduler knows."""
         states = {name: request.status.name for name, request in self.scheduler.requests.items()}
-        return f"unfinished: {states}, blocks in use: {self.free - self.pool.get_num_free_blocks()}"
+        return f"unfinished: {states}, blocks in use: {self.in_use()}"
 
     def waits(self, name: str) -> bool:
         """The request waits for its KV."""
         request = self.scheduler.requests.get(name)
         return request is not None and request.status.name == "WAITING_FOR_REMOTE_KVS"
+
+    def in_use(self) -> int:
+        """Blocks that are not free."""
+        return self.free - self.pool.get_num_free_blocks()
 
     def blocks_of(self, name: str) -> set[int]:
         return {block for row in self.scheduler.kv_cache_manager.get_block_ids(name) for block in row} - {0}
@@ -304,12 +310,20 @@ class Engine:
         whole = len(prompt(self.numbers[name])) + len(self.tokens[name]) - 1
         assert self.computed[name] == whole - loaded, f"{self.computed[name]} tokens of {name} were computed"
 
+    def read_right(self, child: str, name: str) -> None:
+        """The child has read the KV of the request's prompt, and nothing else."""
+        for prefix in prefixes(prompt(self.numbers[name])):
+            for group in range(len(self.scheduler.kv_cache_config.kv_cache_groups)):
+                for layer, _ in self.layers(group):
+                    read = SAVED.get((child, prefix, layer))
+                    assert read is not None, f"{child} has not read {name}"
+                    assert read.allclose(STORE[prefix, layer], atol=1e-4), f"{child} read what is not the KV of {name}"
+
     def clean(self) -> None:
         """Nothing of any request is left: no request, no block, no state."""
         assert not self.scheduler.requests, self.state()
         assert not self.scheduler.deferred_frees
-        used = self.free - self.pool.get_num_free_blocks()
-        assert used == 0, f"{used} blocks are still in use"
+        assert self.in_use() == 0, f"{self.in_use()} blocks are still in use"
         left = [*self.scheduler.finished_recving_kv_req_ids, *self.scheduler.failed_recving_kv_req_ids]
         assert not left, f"the scheduler remembers {left}"
         for role, connector in (("scheduler", self.connector), ("worker", self.worker)):

@@ -1,7 +1,8 @@
 """Engines in processes of their own: one is built for each `Spec`, and every case runs in a fork of it.
 
 A dead engine poisons its process, and building one takes seconds; forking one that stands takes milliseconds. A case is
-a function at the top of a module, ``case(engine, **plain data)``, that returns plain data; it must have been imported
+a function at the top of a module, ``case(engine, **arguments)``; arguments (by their annotations) and what it returns
+are data that msgspec can carry. It must have been imported
 before the first engine is forked, which pytest's collection sees to.
 """
 
@@ -21,7 +22,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import msgspec
 from engine import Died, Engine, Spec, Stuck, WrongTokens
@@ -91,7 +92,9 @@ def _play(engine: Engine, request: Request) -> Verdict:
 
     def whole() -> Any:
         _alarm(request.seconds)
-        facts = case(engine, **request.arguments)
+        kinds = get_type_hints(case)
+        given = request.arguments.items()
+        facts = case(engine, **{key: msgspec.convert(value, kinds[key], str_keys=True) for key, value in given})
         engine.rest()
         engine.clean()
         return facts

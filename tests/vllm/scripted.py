@@ -218,7 +218,7 @@ class SchedulerHalf(Half):
         self._next.loads.append(order)
 
     def _places(self, blocks: tuple[list[int], ...], tokens: Any, start: int = 0) -> list[Place]:
-        """Where the KV of ``tokens`` from ``start`` on stands; behind its window a sliding layer has let go of blocks."""
+        """Where the KV of ``tokens`` from ``start`` on stands; a sliding layer has none behind its window."""
         names = list(prefixes(tokens))
         return [
             Place(group, block, names[index])
