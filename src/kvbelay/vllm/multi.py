@@ -29,7 +29,8 @@ from kvbelay.vllm.children import Guarded, child_class, child_config, configured
 from kvbelay.vllm.desk import Desk
 from kvbelay.vllm.hooks import FATAL, made_from_table, unknown
 from kvbelay.vllm.metadata import GuardHandshake, GuardMetadata, GuardWorkerMetadata
-from kvbelay.vllm.options import guard_options
+from kvbelay.vllm.observe import Observed
+from kvbelay.vllm.options import Mode, guard_options
 from kvbelay.vllm.post import Post
 from kvbelay.vllm.series import Series
 from kvbelay.vllm.stats import OURS, GuardPromMetrics, GuardStats, rebuilt
@@ -40,6 +41,12 @@ log = host.logger(__name__)
 @made_from_table
 class MultiConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     """Children by name, behind one boundary. See `kvbelay.vllm.hooks` for what is asked of whom."""
+
+    def __new__(cls, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> Any:
+        """The guard, or in shadow mode the host's own class under observation."""
+        if guard_options(vllm_config.kv_transfer_config.kv_connector_extra_config).mode is Mode.OBSERVE:
+            return Observed(vllm_config, role, kv_cache_config)
+        return super().__new__(cls)
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)

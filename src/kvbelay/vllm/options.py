@@ -21,6 +21,14 @@ NOW_S = 1e-6
 """Drain limit of the guard's ledger: when the ranks have settled, what is not drained by then is held."""
 
 
+class Mode(Enum):
+    """Whether the guard acts."""
+
+    GUARD = "guard"
+    OBSERVE = "observe"
+    """The host's own class does everything; what the guard would have caught is counted."""
+
+
 class Exhausted(Enum):
     """What becomes of a request whose loads failed when the recompute budget does not allow it."""
 
@@ -44,6 +52,7 @@ class ChildOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class GuardOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Of the guard."""
 
+    mode: Mode = Mode.GUARD
     load_s: float = 60.0
     """Seconds within which an asynchronous load has to be reported, on every rank."""
     save_s: float = 600.0
