@@ -48,7 +48,7 @@ def test_peer_killed_midway(rig: Any, strike: Any) -> None:
 
     with pytest.raises(PeerLost, match=r"connector 'near', get\(\), request 'request-0'"):
         rig.open().get(part.batch, peer.tickets[0], strike(60.0, MIDWAY, kill))
-    assert time.monotonic() - killed[0] < 1.0
+    assert time.monotonic() - killed[0] < 2.0
     landed, whole = part.memory.content(), content_of(rig, SHAPE, 1)
     assert landed[: 64 * 1024] == whole[: 64 * 1024]
     assert landed != whole
@@ -83,7 +83,7 @@ def test_peer_frozen_midway(rig: Any, strike: Any) -> None:
     began = time.monotonic()
     with pytest.raises(DeadlineExceeded):
         reader.get(part.batch, peer.tickets[0], strike(0.6, MIDWAY, freeze))
-    assert 0.6 <= time.monotonic() - began < 2.0
+    assert 0.6 <= time.monotonic() - began < 5.0
     part.memory.seal()
     os.kill(peer.process.pid, signal.SIGCONT)
     again = rig.part(SHAPE)
