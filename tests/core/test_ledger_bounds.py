@@ -212,3 +212,22 @@ def test_reports_may_come_again_and_in_any_order_of_ranks(turn: int) -> None:
     for reports in (landed, mixed):
         twice = [report for report in reports for _ in range(2)][::turn]
         assert told(reports) == told(twice) == told(in_order(merge(frozenset(twice))))
+
+
+@pytest.mark.parametrize("kind", [Kind.LANDED, Kind.MISSED, Kind.FAILED, Kind.BROKEN, Kind.DRAINED])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_reports_of_an_earlier_attempt_change_nothing(scene: Make, kind: Kind, ranks: int) -> None:
+    """A report that is carried again after the next attempt has begun is stale, and one from the future is refused."""
+    world = scene(ranks=ranks)
+    world.load()
+    world.word("a load r failed", "PeerLost")
+    world.wait(0.1)
+    ledger = world.simulation.ledger
+    for epoch in (1, 3):
+        for rank in range(ranks):
+            report = Report("r", Side.LOAD, "a", epoch, rank, kind, stop=512 if kind is Kind.LANDED else 0)
+            assert ledger.handle(report, 0.1) == ()
+    assert ledger.swallowed == {("a", Swallow.STALE_EPOCH): ranks, ("a", Swallow.NEVER_BEGUN): ranks}
+    world.news()
+    assert world.word("a load r landed") == ["tell load r loaded 512 by a: PeerLost"]
+    world.finish()
