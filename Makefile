@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-wheel check format clean
+.PHONY: help demo test test-wheel check mutants format clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,6 +49,9 @@ test-wheel: $(VENV)/installed $(WHEEL)/installed ## Build the wheel, install it,
 	$(WHEEL)/bin/python -m pip --disable-pip-version-check -q install "$$(echo $(WHEEL)/dist/*.whl)[testing]"
 	cd $(WHEEL) && bin/python -c 'import kvbelay, sys; sys.exit("site-packages" not in kvbelay.__file__)'
 	cd $(WHEEL) && bin/python -m pytest -q -c $(CURDIR)/pyproject.toml -p no:cacheprovider $(WHEEL_TESTS:%=$(CURDIR)/%)
+
+mutants: $(VENV)/installed ## Plant named faults into a copy of the code, one at a time: each must be caught by its test
+	$(BIN)/python tools/mutants.py
 
 clean: ## Remove what the other targets made
 	rm -rf $(VENV) .venv-* dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
