@@ -58,8 +58,10 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a model may say what the terminal cannot show
     try:
-        sys.exit(cli.main(standalone_mode=False))
+        sys.exit(cli.main(prog_name="kvbelay", standalone_mode=False))
     except Told as exc:
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
         click.echo(f"{exc}: everything that was started has been ended.", err=True)
         sys.exit(exc.code)
     except click.ClickException as exc:

@@ -27,7 +27,7 @@ PROMPTS = (
 def read_prompts(path: Path) -> tuple[str, ...]:
     """One prompt a line; empty lines do not count. Raises `ConfigError`."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as exc:
         msg = f"the prompts cannot be read: {exc}"
         raise ConfigError(msg, source=str(path), remedy="name a text file in UTF-8, one prompt a line") from exc

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -105,17 +106,8 @@ def show(summary: Summary, console: Console) -> None:
             Text(row.verdict.value, COLOURS[row.verdict]),
         )
     console.print(table)
-    console.print(f"{summary.model}, faults: {summary.faults}, seed {summary.seed}", markup=False)
-    if summary.end is not None and summary.end.swallowed:
-        said = ", ".join(f"{what} ({count})" for what, count in sorted(summary.end.swallowed.items()))
-        console.print(f"Completions ignored because they came twice or too late: {said}.")
-    console.print(
-        f"{len(summary.rows) - summary.count(Verdict.LOST)} answers given, "
-        + ", ".join(f"{summary.count(verdict)} {verdict.value}" for verdict in Verdict)
-        + f". {summary.moved_nbytes / MIB:.1f} MiB moved, {summary.recomputed} tokens recomputed. "
-        f"{summary.peak_nbytes / MIB:.0f} MiB of memory, {summary.took_s:.0f} s."
-    )
-    console.print(_sentence(summary), style="bold green" if summary.good else "bold red")
+    for line in (*_figures(summary), Text(_sentence(summary), "bold green" if summary.good else "bold red")):
+        console.print(line, markup=False, soft_wrap=not console.is_terminal)
 
 
 def one_line(text: str) -> str:
@@ -129,6 +121,19 @@ def _counted(names: list[str]) -> list[str]:
     for name in names:
         counts[name] = counts.get(name, 0) + 1
     return [f"{name} x{count}" if count > 1 else name for name, count in counts.items()]
+
+
+def _figures(summary: Summary) -> Iterator[str]:
+    yield f"{summary.model}, faults: {summary.faults}, seed {summary.seed}"
+    if summary.end is not None and summary.end.swallowed:
+        said = ", ".join(f"{what} ({count})" for what, count in sorted(summary.end.swallowed.items()))
+        yield f"Completions ignored because they came twice or too late: {said}."
+    given = len(summary.rows) - summary.count(Verdict.LOST)
+    verdicts = ", ".join(f"{summary.count(verdict)} {verdict.value}" for verdict in Verdict)
+    yield (
+        f"{given} answers given, {verdicts}. {summary.moved_nbytes / MIB:.1f} MiB moved, {summary.recomputed} tokens "
+        f"recomputed. {summary.peak_nbytes / MIB:.0f} MiB of memory, {summary.took_s:.0f} s."
+    )
 
 
 def _sentence(summary: Summary) -> str:

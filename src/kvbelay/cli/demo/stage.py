@@ -18,8 +18,9 @@ import msgspec
 
 from kvbelay.cli.demo.messages import LINE_LIMIT, FromWorker, Ready, Refused, Setup, decode, write
 from kvbelay.connectors.registry import prepare
+from kvbelay.connectors.stream.sockets import Address, parse
 from kvbelay.core.model import Fingerprint
-from kvbelay.errors import DeadlineExceeded, KvbelayError, PeerLost, ProtocolViolation
+from kvbelay.errors import ConfigError, DeadlineExceeded, KvbelayError, PeerLost, ProtocolViolation
 
 MODULES = {role: f"kvbelay.cli.demo.{role}" for role in ("prefill", "decode", "alone")}
 """What the process of a role runs."""
@@ -141,35 +142,38 @@ class Stage(contextlib.AbstractContextManager["Stage"]):
         self.setup = Setup(
             model=model,
             weights=str(self.weights),
-            near=near or f"unix://{root / 'near.sock'}",
+            near=f"unix://{root / 'near.sock'}" if near is None else near,
             store=str(store or root / "store"),
             blocks=blocks,
             seed=seed,
         )
         self._workers: dict[str, Worker] = {}
         self.peak_nbytes = 0
-        with contextlib.ExitStack() as unless_done:
+        with _in_one_go(), contextlib.ExitStack() as unless_done:
             unless_done.callback(self._directory.cleanup)
-            _require_places(self.setup)
+            self._near = _require_places(self.setup)
             unless_done.pop_all()
 
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with _undisturbed():
+        with _in_one_go():
             for worker in self._workers.values():
                 worker.finish(now=kind is not None)
             ends_at = time.monotonic() + END_S
             for worker in self._workers.values():
                 worker.end(max(0.0, ends_at - time.monotonic()))
+            if self._near.path:  # a prefill process that was killed left it
+                Path(self._near.path).unlink(missing_ok=True)
             self._directory.cleanup()
 
     def start(self, role: str, setup: Setup | None = None) -> Worker:
         """Start a worker, or start it again after it was killed. `ready` waits for it."""
-        before = self._workers.get(role)
-        if before is not None:
-            before.end(END_S)
-        worker = self._workers[role] = Worker(role, setup or self.setup, self._root / f"{role}.log")
+        with _in_one_go():
+            before = self._workers.get(role)
+            if before is not None:
+                before.end(END_S)
+            worker = self._workers[role] = Worker(role, setup or self.setup, self._root / f"{role}.log")
         return worker
 
     def ready(self, worker: Worker) -> None:
@@ -185,26 +189,33 @@ class Stage(contextlib.AbstractContextManager["Stage"]):
         self.peak_nbytes = max(self.peak_nbytes, sum(_pss(pid) for pid in pids))
 
 
-def _require_places(setup: Setup) -> None:
-    """Try the address and the directory before the model is loaded, which takes long."""
+def _require_places(setup: Setup) -> Address:
+    """Try the address and the directory before the model is loaded, which takes long. Returns the address."""
     nobody = Fingerprint(model="", revision="", layouts=())
     for name, option, (connector, config) in (
         ("near", "--near", setup.near_config()),
         ("store", "--store", setup.store_config()),
     ):
         prepare(name, connector, config, source=option).open(nobody).close()
+    address = parse(setup.near, field="--near")
+    if not (address.path or address.port):
+        raise ConfigError("port 0 names no port", field="--near", remedy="choose one: the decode side has to know it")
+    return address
 
 
 @contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Cleaning up takes seconds at most; whoever presses Ctrl-C once more must not leave half of it undone."""
+def _in_one_go() -> Iterator[None]:
+    """What is begun here is done: a Ctrl-C in between takes effect afterwards. Nothing in here takes long."""
+    came: list[int] = []
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    before = {number: signal.signal(number, lambda number, _frame: came.append(number)) for number in numbers}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        for late in came[:1]:
+            signal.raise_signal(late)
 
 
 def _pss(pid: int) -> int:
