@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from kvbelay import errors
-from kvbelay.core.boundary import CLIP, Broken, Where, call, classify, fail, is_a, peek, text_of, type_name
+from kvbelay.core.boundary import CLIP, Broken, Where, call, classify, each, fail, is_a, peek, text_of, type_name
 from kvbelay.core.model import Failure
 
 WHERE = Where("x", "get", "r", 7)
@@ -92,9 +92,6 @@ class EvilMeta(type):
         raise RuntimeError("no attribute", name)
 
     def __instancecheck__(cls, instance: object) -> bool:
-        raise RuntimeError("no check")
-
-    def __subclasscheck__(cls, subclass: type) -> bool:
         raise RuntimeError("no check")
 
     def __eq__(cls, other: object) -> bool:
@@ -353,3 +350,38 @@ def test_an_error_nobody_raised() -> None:
     """A failure made of an error of ours carries its leaf, text and place."""
     failure = fail(errors.SaidNothing("nothing came back"), WHERE, handling="looking raised")
     assert failure == Failure("x", "get", "r", 7, "SaidNothing", False, "nothing came back", "looking raised")
+
+
+def test_each_child_is_asked_whatever_another_raises() -> None:
+    """The same call goes to all children in turn; what one raises, of whatever kind, is told with its name."""
+    heard: list[tuple[object, ...]] = []
+    failed: list[tuple[str, str]] = []
+
+    def breaks(*_: object) -> None:
+        raise type.__call__(EvilClass)
+
+    def ends(*_: object) -> None:
+        raise GeneratorExit
+
+    calls = [("a", lambda *args: heard.append(("a", *args))), ("b", breaks), ("c", ends)]
+    each(
+        [*calls, ("d", lambda *args: heard.append(("d", *args)))],
+        lambda name, exc: failed.append((name, type_name(exc))),
+        1,
+        2,
+    )
+    assert heard == [("a", 1, 2), ("d", 1, 2)]
+    assert failed == [("b", "EvilClass"), ("c", "GeneratorExit")]
+
+
+@pytest.mark.parametrize("exc", [KeyboardInterrupt(), SystemExit(3)])
+def test_each_lets_pass_what_the_process_is_told(exc: BaseException) -> None:
+    """Who is told to end does not ask the other children first."""
+    asked: list[str] = []
+
+    def told() -> None:
+        raise exc
+
+    with pytest.raises(type(exc)):
+        each([("a", told), ("b", lambda: asked.append("b"))], lambda *_: None)
+    assert asked == []

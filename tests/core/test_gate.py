@@ -200,6 +200,19 @@ def test_directions_and_children_have_latches_of_their_own() -> None:
     ]
 
 
+def test_a_request_is_settled_when_all_its_children_are() -> None:
+    """Settled means that every attempt has been told, well or not; one that is still awaited keeps it open."""
+    gate = armed(epoch=1, side=Side.SAVE)
+    gate.obey(Order("r", Side.SAVE, "y", 2, 5.0, stop=512), 0.0)
+    gate.obey(Order("r", Side.LOAD, "y", 3, 9.0, stop=512), 0.0)
+    gate.hear("y", Side.SAVE, "r", Kind.BROKEN)
+    assert not gate.settled("r", Side.SAVE)
+    gate.expire(5.0)
+    assert gate.settled("r", Side.SAVE)
+    assert not gate.settled("r", Side.LOAD)
+    assert gate.settled("never armed", Side.LOAD)
+
+
 def test_forgotten_means_gone() -> None:
     """After the ledger is done with a request nothing of it is left, neither latch nor deadline."""
     gate = armed()

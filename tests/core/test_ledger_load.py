@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvbelay.core.circuit import CircuitState
+from kvbelay.core.circuit import CircuitPolicy, CircuitState
 from kvbelay.core.model import Kind, Result, Side, Swallow
 from kvbelay.core.policy import BudgetPolicy, Policy
 
@@ -415,6 +415,46 @@ class TestBystanders:
         world.cancel()
         assert world.word("b load r failed", "PeerLost") == ["release load r"]
         assert world.simulation.leftovers() == 0
+
+
+class TestObserved:
+    """Transfers that the host drives itself: they are watched, and decided by what is heard of them."""
+
+    def test_they_are_not_refused(self, scene: Make) -> None:
+        """A child that drains, or whose circuit is open, is watched all the same: the host has asked it."""
+        world = scene("a b", Policy(circuit=CircuitPolicy(failures=1)))
+        world.load("q", "b")
+        world.word("b load q failed", "ForeignError")
+        world.news()
+        world.simulation.ledger.children.drain("a")
+        assert world.load(via="a", observed=True) == ["watch a load r #2 0..512"]
+        assert world.load("s", via="b", observed=True) == ["watch b load s #3 0..512"]
+        assert world.word("a load r landed") == ["tell load r loaded 512 by a"]
+        assert world.last().attempts == 1
+        world.finish()
+
+    def test_they_are_not_tried_again_nor_handed_on(self, scene: Make) -> None:
+        """After a failure nothing is watched that nobody has started."""
+        world = scene()
+        world.load(observed=True)
+        assert world.word("a load r failed", "PeerLost") == ["tell load r recompute 0: PeerLost"]
+        assert world.wait(100) == []
+        world.finish()
+
+    def test_they_have_a_deadline(self, scene: Make) -> None:
+        """One that is never heard of is told in time, with its blocks held."""
+        world = scene()
+        world.load(via="a", observed=True, within_s=3.0)
+        assert world.wait(4) == ["hold a load r #1", "tell load r recompute 0 held: DeadlineExceeded"]
+        world.finish()
+
+    def test_saves_are_watched_together(self, scene: Make) -> None:
+        """All children that the host has asked to save are waited for."""
+        world = scene()
+        assert world.save(observed=True) == ["watch a save r #1 0..512", "watch b save r #2 0..512"]
+        assert world.word("b save r landed") == []
+        assert world.word("a save r failed", "PeerLost") == ["tell save r saved 512 by b: PeerLost"]
+        world.finish()
 
 
 @pytest.mark.parametrize("kind", [kind for kind in Kind if kind not in {Kind.BEGIN, Kind.CANCEL, Kind.LOST}])

@@ -27,16 +27,17 @@ EPOCHS = {"a": True, "b": True, "c": False, "d": False}
 
 SIDES = st.sampled_from(list(Side))
 NAMES = st.sampled_from(sorted(EPOCHS))
+PLANS = st.one_of(st.sampled_from([["a"], ["a", "b"], ["b", "c"], ["c", "a"], ["c"]]), st.lists(NAMES, max_size=3))
 CAUSES = st.sampled_from([errors.PeerLost, errors.CorruptData, errors.ForeignError, None])
 POLICIES = st.builds(
     Policy,
     attempts=st.integers(1, 4),
     attempts_per_child=st.integers(1, 3),
-    held_cap=st.sampled_from([1, 2, 64]),
+    held_cap=st.sampled_from([64, 64, 2]),
     fallback=st.sampled_from([Result.RECOMPUTE, Result.RECOMPUTE, Result.HAND_BACK, Result.FAILED]),
-    circuit=st.builds(CircuitPolicy, failures=st.sampled_from([1, 3, 100])),
+    circuit=st.builds(CircuitPolicy, failures=st.sampled_from([100, 100, 3, 1])),
     budget=st.builds(
-        BudgetPolicy, tokens_per_s=st.sampled_from([float("inf"), 200.0, 0.0]), burst=st.sampled_from([0, 600])
+        BudgetPolicy, tokens_per_s=st.sampled_from([float("inf"), 200.0, 50.0]), burst=st.sampled_from([600, 0])
     ),
 )
 
@@ -117,7 +118,7 @@ class Machine(RuleBasedStateMachine):
         self.world = World(policy, ranks=ranks, instant=instant)
         self.simulation = self.world.simulation
         self.instant = instant
-        self.ages = dict.fromkeys("rst", 0)
+        self.ages = dict.fromkeys("rstuvw", 0)
         self.said = 0
         for child, epochs in EPOCHS.items():
             if not (late and child in "bd"):
@@ -130,40 +131,48 @@ class Machine(RuleBasedStateMachine):
     # The host.
 
     @rule(
-        side=SIDES,
-        name=st.sampled_from("rst"),
-        plan=st.lists(NAMES, min_size=0, max_size=3),
-        beside=st.lists(NAMES, max_size=1),
-        start=st.sampled_from([0, 0, 128, GOAL]),
-        within_s=st.sampled_from([0.0, 3.0, 12.0]),
-        observed=st.sampled_from([False, False, False, True]),
+        side=SIDES, name=st.sampled_from("rstu"), start=st.sampled_from([0, 0, 128, GOAL]), plan=PLANS, data=st.data()
     )
-    def begin(self, side: Side, name: str, plan: list[str], beside: list[str], **more: Any) -> None:
-        bystanders = [child for child in beside if side is Side.LOAD and child not in plan]
-        self.simulation.begin(side, self.request(name), GOAL, plan, bystanders=bystanders, **more)
+    def begin(self, side: Side, name: str, start: int, plan: list[str], data: st.DataObject) -> None:
+        beside = data.draw(st.lists(NAMES, max_size=1)) if side is Side.LOAD else []
+        self.simulation.begin(
+            side,
+            self.request(name),
+            GOAL,
+            plan,
+            start=start,
+            bystanders=[child for child in beside if child not in plan],
+            within_s=data.draw(st.sampled_from([12.0, 12.0, 3.0, 0.0])),
+            observed=data.draw(st.sampled_from([False, False, False, True])),
+        )
 
-    @rule(side=SIDES, name=st.sampled_from("rst"))
-    def cancel(self, side: Side, name: str) -> None:
-        self.simulation.cancel(side, self.request(name))
-        if side is Side.LOAD:
-            self.ages[name] += 1
+    @rule(side=SIDES, name=st.sampled_from("rstuvw"))
+    def begin_plainly(self, side: Side, name: str) -> None:
+        self.simulation.begin(side, self.request(name), GOAL, ["a", "c", "b"], within_s=12.0)
 
     @rule(seconds=st.sampled_from([0.02, 0.5, 1.0, 5.0]))
     def wait(self, seconds: float) -> None:
         self.simulation.wait(seconds)
 
-    @rule(child=NAMES)
-    def add(self, child: str) -> None:
-        self.world.add(child, epochs=EPOCHS[child])
-
-    @rule(child=NAMES)
-    def drain(self, child: str) -> None:
-        if child in self.simulation.ledger.children:
-            self.simulation.ledger.children.drain(child)
-
-    @rule(child=NAMES)
-    def lose(self, child: str) -> None:
-        self.simulation.lose(child)
+    @rule(
+        what=st.sampled_from(["cancel", "add", "lose", "cancel", "add", "drain"]),
+        side=SIDES,
+        child=NAMES,
+        name=st.sampled_from("rst"),
+    )
+    def change(self, what: str, side: Side, child: str, name: str) -> None:
+        """A request is cancelled; a child comes or goes. There are always some children."""
+        children = self.simulation.ledger.children
+        if what == "cancel":
+            self.simulation.cancel(side, self.request(name))
+            if side is Side.LOAD:
+                self.ages[name] += 1
+        elif what == "add" or len(list(children)) < 3:
+            self.world.add(child, epochs=EPOCHS[child])
+        elif what == "lose":
+            self.simulation.lose(child)
+        elif child in children:
+            children.drain(child)
 
     # The children. Most words are of the latest attempts; what was said before may be said again, by any word.
 
@@ -176,31 +185,49 @@ class Machine(RuleBasedStateMachine):
             self.said += not any(order.epoch == attempt.epoch for order in self.world._orders(rank))
             self.world.say(attempt, kind, ranks=[rank], **more)
 
+    def some(self, data: st.DataObject) -> list[int]:
+        """All ranks, or some of them."""
+        everyone = list(range(self.world.ranks))
+        return data.draw(st.one_of(st.just(everyone), st.lists(st.sampled_from(everyone), unique=True, min_size=1)))
+
     @precondition(lambda self: self.world.started)
-    @rule(data=st.data(), kind=st.sampled_from([Kind.LANDED, Kind.MISSED, Kind.FAILED, Kind.BROKEN, Kind.DRAINED]))
-    def word(self, data: st.DataObject, kind: Kind) -> None:
-        attempt = data.draw(st.sampled_from(self.world.started[:-7:-1]))
-        ranks = data.draw(st.lists(st.sampled_from(range(self.world.ranks)), unique=True))
-        stop, leased, failure = 0, False, None
-        fresh = all(rank in attempt.at_work for rank in ranks)
-        if kind is Kind.LANDED and fresh:
-            stop = data.draw(st.sampled_from([0, 0, 0, 128, 256]))
-            leased = attempt.side is Side.SAVE and data.draw(st.booleans())
-        elif kind in {Kind.FAILED, Kind.BROKEN}:
+    @rule(
+        data=st.data(),
+        back=st.integers(0, 5),
+        kind=st.sampled_from([Kind.FAILED, Kind.FAILED, Kind.MISSED, Kind.BROKEN, Kind.DRAINED]),
+    )
+    def word(self, data: st.DataObject, back: int, kind: Kind) -> None:
+        """It ended, or broke."""
+        attempt = self.world.started[-1 - back % len(self.world.started)]
+        failure = None
+        if kind in {Kind.FAILED, Kind.BROKEN}:
             leaf = data.draw(CAUSES)
             where = Where(attempt.child, "get", attempt.request, attempt.epoch)
             failure = fail(leaf("the machine says so"), where) if leaf else None
-        self.say(attempt, kind, ranks, stop=stop, leased=leased, failure=failure)
+        self.say(attempt, kind, self.some(data), failure=failure)
 
     @precondition(lambda self: self.world.started)
-    @rule(data=st.data())
-    def land(self, data: st.DataObject) -> None:
-        self.say(data.draw(st.sampled_from(self.world.started[:-5:-1])), Kind.LANDED, list(range(self.world.ranks)))
+    @rule(data=st.data(), back=st.integers(0, 3), leased=st.booleans())
+    def land(self, data: st.DataObject, back: int, leased: bool) -> None:
+        """It landed, or says so again."""
+        attempt = self.world.started[-1 - back % len(self.world.started)]
+        ranks = self.some(data)
+        fresh = all(rank in attempt.at_work for rank in ranks)
+        self.say(attempt, Kind.LANDED, ranks, leased=leased and fresh and attempt.side is Side.SAVE)
 
     @precondition(lambda self: self.world.started)
-    @rule(data=st.data())
-    def end_without_a_word(self, data: st.DataObject) -> None:
-        attempt = data.draw(st.sampled_from(self.world.started[:-5:-1]))
+    @rule(data=st.data(), back=st.integers(0, 3), stop=st.sampled_from([128, 256]))
+    def progress(self, data: st.DataObject, back: int, stop: int) -> None:
+        """A part landed."""
+        attempt = self.world.started[-1 - back % len(self.world.started)]
+        ranks = self.some(data)
+        if all(rank in attempt.at_work for rank in ranks):
+            self.say(attempt, Kind.LANDED, ranks, stop=stop)
+
+    @precondition(lambda self: self.world.started)
+    @rule(back=st.integers(0, 3))
+    def end_without_a_word(self, back: int) -> None:
+        attempt = self.world.started[-1 - back % len(self.world.started)]
         for rank in range(self.world.ranks):
             self.world.end(attempt, rank)
 
@@ -224,11 +251,18 @@ class Machine(RuleBasedStateMachine):
     @rule(data=st.data())
     def carry(self, data: st.DataObject) -> None:
         """Some ranks get their orders, and the reports of some arrive in one set."""
-        ranks = st.lists(st.sampled_from(range(self.world.ranks)), unique=True)
-        for rank in data.draw(ranks):
+        for rank in self.some(data):
             self.simulation.carry_down(rank)
-        some = data.draw(ranks)
+        some = self.some(data)
         self.simulation.carry_up([report for report in self.simulation.reports if report.rank in some])
+
+    @precondition(lambda self: not self.instant)
+    @rule()
+    def step(self) -> None:
+        """An engine's step: orders go down, reports come up."""
+        for rank in range(self.world.ranks):
+            self.simulation.carry_down(rank)
+        self.simulation.carry_up()
 
     @precondition(lambda self: self.world.heard)
     @rule(data=st.data())
@@ -272,8 +306,8 @@ class Machine(RuleBasedStateMachine):
 
 TestMachine = pytest.mark.timeout(900)(Machine.TestCase)
 TestMachine.settings = settings(
-    max_examples=20_000 if LONG else 800,
-    stateful_step_count=80 if LONG else 40,
+    max_examples=20_000 if LONG else 500,
+    stateful_step_count=100 if LONG else 60,
     derandomize=not LONG,
     deadline=None,
     phases=[Phase.explicit, Phase.generate, Phase.shrink],
