@@ -13,7 +13,7 @@ import msgspec
 from kvbelay import errors
 from kvbelay.connectors.spans import batch_nbytes, digest_batch
 from kvbelay.core import verdict
-from kvbelay.core.boundary import Where, call, is_a, type_name
+from kvbelay.core.boundary import Where, is_a, type_name
 from kvbelay.core.model import BatchId, Failure, Kind, Miss, Side, Ticket, TransferBatch
 from kvbelay.runtime.deadline import Until
 from kvbelay.runtime.plan import Cargo
@@ -89,7 +89,7 @@ def _get(attempt: Attempt, batch: TransferBatch, ticket: Ticket) -> Word | None:
     """Fetch one batch and judge what came back. None: it landed, whole and verified."""
     where, slot = attempt.where, attempt.slot
     mine = msgspec.structs.replace(batch, request=where.request, epoch=where.epoch)
-    result = call(lambda: slot.connector.get(mine, ticket, attempt.until), where)
+    result = contain(lambda: slot.connector.get(mine, ticket, attempt.until), where)
     read = result if is_a(result, Failure) else verdict.read(result, where)
     if isinstance(read, Failure):
         return Word(Kind.FAILED, failure=read)
@@ -112,7 +112,7 @@ def _get(attempt: Attempt, batch: TransferBatch, ticket: Ticket) -> Word | None:
 def _look_up(attempt: Attempt, ids: Sequence[BatchId]) -> list[Ticket] | Failure:
     """The child's own tickets for the leading ones of these batches."""
     where = msgspec.structs.replace(attempt.where, operation="lookup")
-    return call(lambda: _checked(attempt.slot.connector.lookup(ids, attempt.until), where), where)
+    return contain(lambda: _checked(attempt.slot.connector.lookup(ids, attempt.until), where), where)
 
 
 def _save(attempt: Attempt) -> Word:
@@ -120,22 +120,20 @@ def _save(attempt: Attempt) -> Word:
     failure: Failure | None = None
     for batch, _ in attempt.cargo.beyond(attempt.start):
         mine = msgspec.structs.replace(batch, request=where.request, epoch=where.epoch)
-        ticket = call(lambda mine=mine: _put(attempt, mine), where)  # type: ignore[misc]
-        if isinstance(ticket, Failure):
-            failure = ticket
+        failure = contain(lambda mine=mine: _put(attempt, mine), where)  # type: ignore[misc]
+        if failure is not None:
             break
-        attempt.tickets.append(ticket)
-        attempt.nbytes += ticket.nbytes
-    leased = any(ticket.lease_s is not None for ticket in attempt.tickets)
+    leased = attempt.slot.leases is not None and any(ticket.lease_s is not None for ticket in attempt.tickets)
     if failure is None:
         return Word(Kind.LANDED, stop=attempt.cargo.stop, leased=leased)
     return Word(Kind.BROKEN if leased else Kind.FAILED, failure=failure)
 
 
-def _put(attempt: Attempt, batch: TransferBatch) -> Ticket:
+def _put(attempt: Attempt, batch: TransferBatch) -> None:
     attempt.until.remaining_s()
     where = attempt.where
     (ticket,) = _checked([attempt.slot.connector.put(batch, attempt.until)], where)
+    attempt.tickets.append(ticket)  # also one that is refused: what it lends has to be withdrawn
     if (ticket.child, ticket.batch, ticket.nbytes) != (where.child, batch.id, batch_nbytes(batch)):
         msg = "the ticket is for another child, batch or size than what was put"
         raise errors.UnknownShape(msg, child=where.child, operation=where.operation, request=where.request)
@@ -145,7 +143,7 @@ def _put(attempt: Attempt, batch: TransferBatch) -> Ticket:
         raise errors.UnknownShape(
             msg, child=where.child, operation=where.operation, request=where.request, remedy=remedy
         )
-    return ticket
+    attempt.nbytes += ticket.nbytes
 
 
 def _checked(tickets: Sequence[object], where: Where) -> list[Ticket]:

@@ -161,6 +161,7 @@ class Belay:
         self._driver.feed(Event(Kind.LOST, child=child))
         if slot is None:
             return 0
+        slot.finish(min(CLOSE_S, drain_s))
         slot.shut()
         return slot.close(drain_s)
 
@@ -238,6 +239,8 @@ class Belay:
         with self._change:
             self._change.wait_for(lambda: not self._errands, timeout=within_s)
             slots, self._slots = list(self._slots.values()), {}
+        for slot in slots:
+            slot.finish(min(CLOSE_S, max(0.0, ends_at - time.monotonic())))
         for slot in slots:
             slot.shut()
         stuck = sum(slot.close(max(0.0, ends_at - time.monotonic())) for slot in slots)

@@ -59,12 +59,22 @@ class Pool:
             elif len(self._threads) < self.size:
                 self._grow()
 
+    def finish(self, within_s: float) -> int:
+        """Take nothing more, do what waits, and join. Returns how many threads are still at it."""
+        with self._wake:
+            self._closed = True
+            self._wake.notify_all()
+        return self._join(within_s)
+
     def close(self, within_s: float) -> int:
         """Drop what waits, let what runs end, and join. Returns how many threads are still stuck in a task."""
         with self._wake:
             self._closed = True
             self._tasks.clear()
             self._wake.notify_all()
+        return self._join(within_s)
+
+    def _join(self, within_s: float) -> int:
         ends_at = time.monotonic() + within_s
         for thread in self._threads:
             if thread is not threading.current_thread():

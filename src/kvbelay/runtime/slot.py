@@ -32,6 +32,7 @@ class Slot:
         self.connector = connector
         self.digest_in_pass = digest_in_pass
         self.pool = Pool(f"kvbelay-{name}", threads)
+        self._releases = Pool(f"kvbelay-{name}-release", 1)  # a source that does not answer keeps no transfer waiting
         self.leases: Leases | None = None
         self.stuck = 0
         """Threads in calls that were called off. Written under the runtime's lock."""
@@ -46,24 +47,31 @@ class Slot:
         """Tell the source in the background that these are no longer needed here."""
         named = tuple(tickets)
         if named:
-            contain(lambda: self.pool.submit(partial(self._release, named)), Where(self.name, "release"))
+            contain(lambda: self._releases.submit(partial(self._release, named)), Where(self.name, "release"))
 
     def _release(self, tickets: tuple[Ticket, ...]) -> None:
         within = Until(RELEASE_S)
         for ticket in tickets:
             contain(lambda ticket=ticket: self.connector.release(ticket, within), Where(self.name, "release"))  # type: ignore[misc]
 
+    def finish(self, within_s: float) -> None:
+        """Tell the sources what is still to be told, as far as there is time for it."""
+        self._releases.finish(within_s)
+
     def shut(self) -> None:
         """Begin to close the connector and to end the threads."""
         self._closer.start()
         self.pool.close(0.0)
+        self._releases.close(0.0)
 
     def close(self, within_s: float) -> int:
         """After `shut`: wait. Returns how many threads are stuck in a call that does not come back."""
         ends_at = time.monotonic() + within_s
         self._closer.join(within_s)
         closed = not self._closer.is_alive()
-        stuck = self.pool.close(max(0.0, ends_at - time.monotonic())) + (not closed)
+        stuck = int(not closed)
+        for pool in (self.pool, self._releases):
+            stuck += pool.close(max(0.0, ends_at - time.monotonic()))
         if closed and self.leases is not None:
             stuck += self.leases.join(max(0.0, ends_at - time.monotonic()))
         return stuck
