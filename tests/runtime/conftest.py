@@ -55,7 +55,7 @@ FINGERPRINT = Fingerprint(
 POLICY = Policy(attempt_s=5.0, drain_s=0.1, backoff_s=0.002)
 PATIENCE_S = 10.0
 """How long a test waits for what must happen."""
-LATENCY_S = 2.0
+LATENCY_S = 10.0
 """How late a busy machine may wake a thread; the monitor's own times are exact."""
 
 
@@ -251,6 +251,15 @@ class Layer:
 
     def load(self, request: str, into: Blocks, tickets: Sequence[Ticket] = (), within_s: float = 5.0) -> Outcome:
         return self.belay.load(request, tickets, into.batches, within_s)
+
+    def hold(self, child: str, into: Blocks, tickets: Sequence[Ticket], hangs: Callable[[], object]) -> Outcome:
+        """The outcome of a load whose call hangs, which is told as failed once it does."""
+        future = self.aside(lambda: self.load(into.request, into, tickets, 60.0))
+        wait_for(hangs)
+        self.belay.heard(child, Side.LOAD, into.request, None)
+        outcome = future.result(PATIENCE_S)
+        assert outcome.held
+        return outcome
 
     def actions(self, do: Do) -> list[Action]:
         return [thing for thing in self.log if isinstance(thing, Action) and thing.do is do]

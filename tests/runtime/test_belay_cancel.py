@@ -95,13 +95,14 @@ def test_cancel_in_a_backoff(rig: Any) -> None:
 
 
 def test_cancel_while_it_drains(rig: Any) -> None:
-    """A request whose deadline has passed can still be cancelled: no fallback is told then."""
+    """A request whose attempt has failed can be cancelled while its call is not back: no fallback is told then."""
     layer = rig.layer(msgspec.structs.replace(rig.policy, drain_s=20.0))
     near = rig.faulty("near", hang())
     layer.add("near", near)
     tickets = rig.put(near.inner, rig.blocks("r").fill())
-    future = layer.aside(lambda: layer.load("r", rig.blocks("r"), tickets, within_s=0.05))
-    rig.wait_for(lambda: layer.actions(Do.ABORT))
+    future = layer.aside(lambda: layer.load("r", rig.blocks("r"), tickets))
+    rig.wait_for(lambda: rig.struck)
+    layer.belay.heard("near", Side.LOAD, "r", None)
     layer.belay.cancel("r")
     near.let_go()
     outcome = future.result(10)
@@ -139,7 +140,7 @@ def test_cancel_after_the_end(rig: Any) -> None:
 
 def test_cancel_in_a_put(rig: Any) -> None:
     """A cancelled save tells no tickets, and its copies count for nobody."""
-    layer = rig.layer()
+    layer = rig.layer(msgspec.structs.replace(rig.policy, drain_s=20.0))
     near, far = rig.faulty("near", Strike(fault=Fault.DROP, operation=Operation.PUT, nth=2)), rig.memory("far")
     layer.add("near", near)
     layer.add("far", far)

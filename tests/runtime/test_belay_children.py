@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -11,8 +10,10 @@ import pytest
 from kvbelay import errors
 from kvbelay.connectors.faulty import Fault, Operation, Strike
 from kvbelay.core.model import BatchResult, Failure, Miss, Result, Side, Swallow
+from kvbelay.core.policy import Policy
 from kvbelay.runtime.belay import Belay
 
+PATIENT = Policy(drain_s=20.0, backoff_s=0.002)
 GOOD = BatchResult(nbytes=1, source_digest=None, landed_digest=None)
 
 
@@ -177,7 +178,7 @@ def test_a_removed_child_is_waited_for(rig: Any) -> None:
 
 def test_a_removed_child_is_aborted(rig: Any) -> None:
     """What does not end in time is aborted: the request goes on with the next child, and nothing is held for ever."""
-    layer = rig.layer()
+    layer = rig.layer(PATIENT)
     near, far = rig.faulty("near", hang(2)), rig.memory("far")
     layer.add("near", near)
     layer.add("far", far)
@@ -210,13 +211,9 @@ def test_removing_one_leaves_its_siblings_alone(rig: Any) -> None:
 def test_a_removed_name_comes_back(rig: Any) -> None:
     """While a removed child's last call still hangs, its name may be given to a new child, which serves."""
     layer = rig.layer()
-    stop = threading.Event()
-    near = rig.memory("near", "old")
-    near.get = lambda _batch, _ticket, _within: stop.wait(10) and None
+    near = rig.deaf(rig.memory("near", "old"))
     layer.add("near", near)
-    source, into = rig.blocks("r").fill(), rig.blocks("r")
-    outcome = layer.load("r", into, rig.put(near, source), within_s=0.05)
-    assert outcome.held
+    layer.hold("near", rig.blocks("r"), rig.put(near.inner, rig.blocks("r").fill()), near.entered.is_set)
     assert layer.belay.remove("near", drain_s=0.05) == 1
     assert [(state.name, state.status, state.held) for state in layer.belay.states()] == [("near", "removed", 1)]
     fresh = rig.memory("near", "new")
@@ -225,7 +222,7 @@ def test_a_removed_name_comes_back(rig: Any) -> None:
     source, into = rig.blocks("s").fill(), rig.blocks("s")
     assert layer.load("s", into, rig.put(fresh, source)).result is Result.LOADED
     assert into.good(source, source.stop)
-    stop.set()
+    near.go.set()
     rig.wait_for(lambda: layer.released == [("r", Side.LOAD)])
     rig.wait_for(lambda: layer.state("near").held == 0)
 
@@ -233,19 +230,16 @@ def test_a_removed_name_comes_back(rig: Any) -> None:
 def test_a_removed_child_is_no_child(rig: Any) -> None:
     """While something of a removed child is still held, it can neither be drained nor removed nor asked."""
     layer = rig.layer()
-    stop = threading.Event()
-    near = rig.memory("near")
-    near.get = lambda _batch, _ticket, _within: stop.wait(10) and None
+    near = rig.deaf(rig.memory("near"))
     layer.add("near", near)
-    source = rig.blocks("r").fill()
-    layer.load("r", rig.blocks("r"), rig.put(near, source), within_s=0.05)
+    layer.hold("near", rig.blocks("r"), rig.put(near.inner, rig.blocks("r").fill()), near.entered.is_set)
     layer.belay.remove("near", drain_s=0.05)
     for call in (layer.belay.drain, lambda name: layer.belay.remove(name, drain_s=0.05)):
         with pytest.raises(errors.ConfigError, match="'near'"):
             call("near")
     outcome = layer.load("s", rig.blocks("s"))
     assert (outcome.result, outcome.failures) == (Result.MISSED, ())
-    stop.set()
+    near.go.set()
     rig.wait_for(lambda: not layer.belay.states())
 
 
@@ -288,7 +282,7 @@ def test_completions_that_nobody_waits_for(rig: Any, said: str) -> None:
     and is counted by child and reason.
     """
     result = SAID[said]()
-    layer = rig.layer()
+    layer = rig.layer(PATIENT)
     near = rig.faulty("near", hang(2))
     layer.add("near", near)
     layer.add("idle", rig.memory("idle"))
@@ -356,7 +350,7 @@ def test_a_success_told_early_changes_nothing(rig: Any) -> None:
 @pytest.mark.parametrize("epoch", [1, None])
 def test_a_failure_told_early_ends_the_attempt(rig: Any, epoch: int | None) -> None:
     """A failure by another way calls the attempt off; what its call says then is only that it is over."""
-    layer = rig.layer()
+    layer = rig.layer(PATIENT)
     near, far = rig.faulty("near", hang(2)), rig.memory("far")
     layer.add("near", near)
     layer.add("far", far)
@@ -408,7 +402,7 @@ def test_a_failed_put_told_early(rig: Any) -> None:
 
 def test_a_queued_attempt_told_early(rig: Any) -> None:
     """An attempt that no thread has taken up yet can be failed too, and then never runs."""
-    layer = rig.layer(threads=1)
+    layer = rig.layer(PATIENT, threads=1)
     near, far = rig.faulty("near", hang()), rig.memory("far")
     layer.add("near", near)
     layer.add("far", far)

@@ -144,7 +144,7 @@ belay = Belay(Policy(drain_s=0.05))
 belay.add("near", lambda: near)
 span = BlockSpan(memoryview(bytearray(16)), array("Q", [0]), 16)
 batch = TransferBatch(BatchId(mark.digest(), 0, 16, (0, 1), b"p"), "r", 0, (span,))
-print(belay.load("r", (), [batch], 0.05).held, belay.close(0.1))
+print(belay.load("r", (), [batch], 1.0).held, belay.close(0.1))
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30, check=True)
     assert (done.stdout.split(), done.stderr) == (["True", "1"], "")

@@ -109,14 +109,19 @@ def test_hooks_that_raise_are_dropped(rig: Any, belay_with: Any, case: str) -> N
     held: list[Any] = []
 
     def caller() -> None:
-        held.append(belay.load("r", tickets, rig.blocks("r").batches, 0.05).held)
+        held.append(belay.load("r", tickets, rig.blocks("r").batches, 60.0).held)
         near.let_go()
         rig.wait_for(lambda: belay.pending() == 0)
         held.append(belay.load("r", tickets, rig.blocks("r").batches, 5.0).result)
 
-    thread = threading.Thread(target=caller)
-    thread.start()
-    thread.join(20)
+    threads = [
+        threading.Thread(target=caller),
+        threading.Thread(target=lambda: rig.wait_for(lambda: rig.struck) or belay.heard("near", Side.LOAD, "r", None)),
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
     assert held == [True, Result.LOADED]
     rig.wait_for(lambda: not belay._driver._news)
     operations = {failure.operation for failure in belay.hook_failures}
@@ -205,7 +210,14 @@ def test_hooks_may_call_the_layer(rig: Any, belay_with: Any, lends: bool) -> Non
     near = rig.stream() if lends else rig.faulty("near", Strike(fault=Fault.HANG, operation=Operation.PUT, nth=1))
     belay.add("near", lambda: near)
     source = rig.blocks("r").fill()
-    assert belay.save("r", source.batches, 5.0 if lends else 0.05).held
+    saved: list[Any] = []
+    thread = threading.Thread(target=lambda: saved.append(belay.save("r", source.batches, 60.0)))
+    thread.start()
+    if not lends:
+        rig.wait_for(lambda: rig.struck)
+        belay.heard("near", Side.SAVE, "r", None)
+    thread.join(20)
+    assert saved[0].held
     if lends:
         belay.cancel("r")
     else:
@@ -222,7 +234,9 @@ def test_released_is_called_once_an_outcome(rig: Any) -> None:
     layer.add("near", near)
     tickets = rig.put(near.inner, rig.blocks("r").fill())
     assert not layer.load("free", rig.blocks("r", 1), tickets[:1]).held
-    assert layer.load("held", rig.blocks("r"), tickets, within_s=0.05).held
+    into = rig.blocks("r")
+    into.request = "held"
+    layer.hold("near", into, tickets, lambda: rig.struck)
     near.let_go()
     rig.wait_for(layer.settled)
     rig.wait_for(lambda: layer.released)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from kvbelay.connectors.faulty import Fault, Operation, Strike
 from kvbelay.connectors.port import Connector, Deadline
 from kvbelay.connectors.wrapper import Wrapper
-from kvbelay.core.model import Do, Result, Side, Ticket, TransferBatch
+from kvbelay.core.model import Do, Report, Result, Side, Ticket, TransferBatch
 from kvbelay.core.wire import decode_tickets, encode_tickets
 
 
@@ -118,10 +119,35 @@ def test_a_lease_ends_with_a_reader_that_fell_back(rig: Any) -> None:
     rig.wait_for(lambda: source_layer.released == [("r", Side.SAVE)])
 
 
+def test_a_source_that_does_not_answer_keeps_nobody_waiting(rig: Any) -> None:
+    """While a release hangs, transfers go on; what is still to be released when the layer closes is released then."""
+    layer = rig.layer(threads=1)
+    near = rig.memory("near")
+    layer.add("near", near)
+    go, released = threading.Event(), []
+
+    def release(ticket: Ticket, _within: Deadline) -> None:
+        go.wait(20)
+        released.append(ticket)
+
+    layer.children["near"].release = release
+    tickets = []
+    for name in ("r", "s"):
+        source, into = rig.blocks(name).fill(), rig.blocks(name)
+        tickets += rig.put(near, source)
+        assert layer.load(name, into, tickets[-3:]).result is Result.LOADED
+    assert released == []
+    closed = layer.aside(lambda: layer.belay.close(5.0))
+    rig.wait_for(lambda: layer.belay._closed)
+    go.set()
+    assert closed.result(10) == 0
+    assert released == tickets
+
+
 def test_a_lease_ends_with_its_time(rig: Any) -> None:
     """Blocks that nobody fetches are free when the lease is over, and the ticket is worth nothing then."""
     source_layer, reader_layer = rig.layer(), rig.layer()
-    source_layer.add("near", rig.stream(lease_s=0.2))
+    source_layer.add("near", rig.stream(lease_s=1.0))
     reader_layer.add("near", rig.reader())
     source, into = rig.blocks("r").fill(), rig.blocks("r")
     outcome = source_layer.belay.save("r", source.batches, 5.0)
@@ -166,7 +192,7 @@ def test_cancel_in_the_middle_of_a_save(rig: Any) -> None:
 
 def test_a_put_that_fails_half_way(rig: Any) -> None:
     """What it had published is withdrawn before the next attempt, which publishes all of it anew."""
-    layer = rig.layer()
+    layer = rig.layer(msgspec.structs.replace(rig.policy, drain_s=20.0))
     near = rig.faulty("near", on_put(Fault.RAISE, nth=3), inner=rig.stream())
     layer.add("near", near)
     source = rig.blocks("r").fill()
@@ -215,20 +241,20 @@ def test_children_save_in_parallel(rig: Any) -> None:
 def test_a_siblings_copy_does_not_count_for_another(rig: Any) -> None:
     """A child that is tried again after its sibling is done puts everything that its sibling put."""
     layer = rig.layer()
-    near, far = rig.faulty("near", on_put(Fault.RAISE, nth=2)), rig.memory("far")
+    near, far = rig.memory("near"), rig.memory("far")
     layer.add("near", near)
     layer.add("far", far)
-    put = far.put
+    put, calls = near.put, itertools.count(1)
 
-    def after(batch: TransferBatch, within: Deadline) -> Ticket:
-        if batch.id.start:
-            rig.wait_for(lambda: rig.struck)
+    def break_once(batch: TransferBatch, within: Deadline) -> Ticket:
+        if next(calls) == 2:
+            rig.wait_for(lambda: [it for it in layer.log if isinstance(it, Report) and it.child == "far"])
+            raise ConnectionResetError
         return put(batch, within)
 
-    far.put = after
-    layer.belay._driver.ledger.policy = msgspec.structs.replace(rig.policy, backoff_s=0.1)
+    near.put = break_once
     source, into = rig.blocks("r").fill(), rig.blocks("r")
-    outcome = layer.belay.save("r", source.batches, 5.0)
+    outcome = layer.belay.save("r", source.batches, 30.0)
     assert outcome.attempts == 3
     its = [ticket for ticket in outcome.tickets if ticket.child == "near"]
     assert [ticket.batch for ticket in its] == [batch.id for batch in source.batches]
@@ -262,6 +288,38 @@ def test_tickets_that_cannot_be_used(rig: Any, field: str, value: Any) -> None:
     outcome = layer.belay.save("r", rig.blocks("r").fill().batches, 5.0)
     assert (outcome.result, outcome.held, outcome.tickets) == (Result.FAILED, False, ())
     assert outcome.failures[0].kind in {"UnknownShape", "ForeignError"}
+
+
+def test_a_refused_ticket_may_lend_all_the_same(rig: Any) -> None:
+    """What was published under a ticket that cannot be used is withdrawn, and held until its end is confirmed."""
+    layer = rig.layer()
+    near = Leases(rig.memory("near"))
+    put = near.inner.put
+    near.inner.put = lambda batch, within: msgspec.structs.replace(put(batch, within), nbytes=1)
+    layer.add("near", near)
+    outcome = layer.belay.save("r", rig.blocks("r").fill().batches, 5.0)
+    assert (outcome.result, outcome.held, outcome.failures[0].kind) == (Result.FAILED, True, "UnknownShape")
+    rig.wait_for(lambda: layer.children["near"].withdrawn == near.lent)
+    near.name(*near.lent)
+    rig.wait_for(lambda: layer.released == [("r", Side.SAVE)])
+
+
+def test_a_put_that_exits_half_way(rig: Any) -> None:
+    """What it had published is withdrawn before the save is told as free, whatever ended the put."""
+    layer = rig.layer(msgspec.structs.replace(rig.policy, drain_s=20.0))
+    near = rig.stream()
+    put, calls = near.put, iter([None, SystemExit])
+
+    def leave(batch: TransferBatch, within: Deadline) -> Ticket:
+        if next(calls) is SystemExit:
+            raise SystemExit
+        return put(batch, within)
+
+    near.put = leave
+    layer.add("near", near)
+    outcome = layer.belay.save("r", rig.blocks("r").fill().batches, 5.0)
+    assert (outcome.result, outcome.held, outcome.failures[0].kind) == (Result.FAILED, False, "ForeignError")
+    assert len(layer.children["near"].withdrawn) == 1
 
 
 def test_a_reader_that_is_quicker_than_the_put(rig: Any) -> None:
