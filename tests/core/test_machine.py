@@ -87,6 +87,8 @@ class Plain:
     def _tell(self, outcome: Outcome) -> None:
         self.told += 1
         landed = self.open.pop((outcome.request, outcome.side))
+        whose = (outcome.request, outcome.side)
+        self.whose = {epoch: one for epoch, one in self.whose.items() if one[:2] != whose}
         if outcome.result is not Result.CANCELLED and outcome.watermark < GOAL:
             assert not landed, f"{outcome.request} had landed and is told {outcome.result}"
         if outcome.side is Side.SAVE and outcome.result is not Result.CANCELLED:
