@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
-from engine import Child, Engine, Spec
+from engine import Child, Engine, Spec, Stuck
 from forks import Case, Engines, Verdict
 from scripts import STAGE, Script
 
 WHICH = ("stock",)
-"""The classes that the cases run with. ``guard`` joins when ``kvbelay.vllm`` has a ``MultiConnector``."""
+"""What the cases run with. The guard joins when ``kvbelay.vllm`` has a ``MultiConnector``, in all its modes:
+``("stock", "guard", "guard-async", "guard-hybrid")``; how vLLM's own class fails is shown once.
+"""
+MODES: dict[str, dict[str, Any]] = {"async": {"asynchronous": True}, "hybrid": {"model": "hybrid"}}
+"""Engines that a case was not written for, and must hold on too."""
+
+
+USUAL = Spec()
+"""Two children x and y, the plain scheduler, prefix caching, the policy ``fail``."""
+
+
+DEADLINES: dict[str, Any] = {}
+"""The guard's options that make each of its deadlines a fraction of a second."""
 
 
 class Stock(msgspec.Struct, frozen=True):
@@ -37,10 +50,12 @@ def put_up(**scripts: Script) -> None:
     STAGE.scripts.update(scripts)
 
 
-def prove(standing: Engines, which: str, case: Case, stock: Stock, spec: Spec = Spec(), **arguments: Any) -> Verdict:
-    """Run the case with the class ``which``, and hold the verdict against what is expected of it."""
-    verdict = standing.play(case, msgspec.structs.replace(spec, which=which), **arguments)
-    expected = HOLDS if which == "guard" else stock
+def prove(standing: Engines, which: str, case: Case, stock: Stock, spec: Spec = USUAL, **arguments: Any) -> Verdict:
+    """Run the case as ``which`` says, and hold the verdict against what is expected of it."""
+    holder, *modes = which.split("-")
+    changes = {key: value for mode in modes for key, value in MODES[mode].items()}
+    verdict = standing.play(case, msgspec.structs.replace(spec, which=holder, **changes), **arguments)
+    expected = HOLDS if holder == "guard" else stock
     assert (verdict.kind, expected.why in verdict.why) == (expected.kind, True), (
         f"{which}: expected {expected}, got {verdict.kind}: {verdict.why}\n{verdict.trace}\n{verdict.log}"
     )
@@ -53,3 +68,13 @@ def crowd(engine: Engine, first: int, last: int, *, new: int = 8) -> list[str]:
     for number, name in enumerate(names, first):
         engine.add(name, number, new=new)
     return names
+
+
+def busy(engine: Engine, until: Callable[[], bool]) -> None:
+    """Other requests come until it is so: an engine without any would not step, and so hear nothing."""
+    for number in range(100):
+        if until():
+            return
+        engine.add(f"busy{number}", 11, new=40)
+        engine.finish()
+    raise Stuck(engine.state())

@@ -31,6 +31,10 @@ POISON = 5.0
 """What stands in a block that nobody has loaded or computed yet."""
 
 
+class Refused(TypeError):
+    """The connector was given what is not its own."""
+
+
 @dataclass
 class Place:
     """One block of one group, and whose KV belongs into it."""
@@ -85,7 +89,7 @@ def hook(method: Callable[..., Any]) -> Callable[..., Any]:
         request = getattr(first, "request_id", "")
         self.note(name, request, "" if request else repr(first)[:60] if isinstance(first, str | set) else "")
         for number, fault in enumerate(self.script.faults):
-            if fault.hook != name or fault.request not in {"", request} or fault.rank not in {None, self.rank}:
+            if not fault.meant(name, request, self.side, self.rank):
                 continue
             self.strikes[number, name] += 1
             if not fault.skip < self.strikes[number, name] <= fault.skip + fault.times:
@@ -322,6 +326,9 @@ class WorkerHalf(Half):
     @hook
     def bind_connector_metadata(self, connector_metadata: Any) -> None:
         super().bind_connector_metadata(connector_metadata)
+        if not isinstance(connector_metadata, Orders):
+            msg = f"{self.name} was given {type(connector_metadata).__name__} for its orders"
+            raise Refused(msg)
         for order in connector_metadata.loads:
             if self.script.on_zero != "load":
                 self._fill(order.places)
@@ -334,7 +341,7 @@ class WorkerHalf(Half):
                 self._live_loads.append(Live(order, plan))
                 continue
             if plan.copy is not None:
-                self._copy(order)
+                self._copy(order, plan)
             self._invalid |= self._spoilt(order, plan, 0)
         for order in self._get_connector_metadata().saves:
             self._live_saves.append(Live(order, self.script.save(order.request)))
@@ -395,7 +402,7 @@ class WorkerHalf(Half):
     def _advance_load(self, live: Live, results: KVConnectorTransferResults) -> None:
         order, plan, age = live.order, live.plan, live.age
         if age == plan.copy:
-            self._copy(order)
+            self._copy(order, plan)
         if age in plan.garbage:
             self._fill(order.places)
         if age in plan.failed:
@@ -409,8 +416,10 @@ class WorkerHalf(Half):
     def _spoilt(order: Order, plan: Load, age: int) -> set[int]:
         return {order.places[index].block for index in plan.errors.get(age, ())}
 
-    def _copy(self, order: Order) -> None:
-        for place in order.places:
+    def _copy(self, order: Order, plan: Load) -> None:
+        """All but the blocks that are said to be invalid some time."""
+        invalid = {index for row in plan.errors.values() for index in row}
+        for place in [place for index, place in enumerate(order.places) if index not in invalid]:
             for layer in self._groups[place.group]:
                 self._caches[layer][place.block].copy_(STORE[place.prefix, layer])
         self.note("copied", order.request, str(order.tokens))

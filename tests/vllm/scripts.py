@@ -38,8 +38,19 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     times: int = EVER
     request: str = ""
     """Only calls about this request."""
+    side: str = ""
+    """Only the ``scheduler``'s object, or the ``worker``'s."""
     rank: int | None = None
     """Only on this worker."""
+
+    def meant(self, hook: str, request: str, side: str, rank: int) -> bool:
+        """This call is one that it may strike."""
+        return (
+            self.hook == hook
+            and self.request in {"", request}
+            and self.side in {"", side}
+            and self.rank in {None, rank}
+        )
 
     def exception(self) -> Exception:
         kind = getattr(builtins, self.error)

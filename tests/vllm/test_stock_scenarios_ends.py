@@ -13,7 +13,7 @@ FEW = Spec(blocks=18)
 
 
 def aborted_with_two_pending(engine: Engine, received: int, sent: int) -> None:
-    """R is aborted in step 3: x is loading, its report comes at the age ``received``; y takes the blocks to send them."""
+    """After step 2 r is aborted. Until the age ``received`` x is loading; y takes the blocks, to send them."""
     put_up(
         x=Script(offer=96, loads={"*": (Load(copy=received, reports=(received,)),)}),
         y=Script(saves={"*": Save(holds=True, reports=(sent,))}),
@@ -41,7 +41,7 @@ def test_4_abort_with_two_pending(standing: Engines, which: str, received: int, 
 
 
 def phantom_send_under_a_load(engine: Engine, reports: int) -> None:
-    """R is aborted while y loads; x reports a send of it that nobody asked for; y goes on writing."""
+    """While y loads, r is aborted; x reports a send of it that nobody asked for; y goes on writing."""
     put_up(
         x=Script(phantoms=(Phantom(step=4, sent=("r",)),)),
         y=Script(offer=96, loads={"r": (Load(copy=None, garbage=(8,), reports=(reports,)),)}),

@@ -110,17 +110,13 @@ def test_3_masking_does_not_starve_the_producer(
     prove(standing, which, masked_pull, EARLY, store=store, served_by=served_by, aborted=aborted)
 
 
-def fails(engine: Engine, load: Load, then: Load = Load(copy=3, reports=(3,)), whole: int | None = None) -> None:
-    """X's first load fails somehow; what it does in a second one is ``then``. y has nothing.
-
-    Nobody may hear of it before the load's age is ``whole``.
-    """
-    put_up(x=Script(offer=96, loads={"r": (load, then)}))
+def fails(engine: Engine, load: Load, whole: int) -> None:
+    """The first load of x fails somehow, a second one would not; nobody may hear of it before its age is ``whole``."""
+    put_up(x=Script(offer=96, loads={"r": (load, Load(copy=3, reports=(3,)))}))
     engine.add("by", 1, new=24)
     engine.add("r", 0)
-    if whole is not None:
-        engine.steps(1 + whole)
-        assert engine.waits("r"), "the failure is out, and somebody still writes"
+    engine.steps(1 + whole)
+    assert not whole or engine.waits("r"), "the failure is out, and somebody still writes"
     engine.finish()
     engine.right()
     engine.served("by", "x", 96)
@@ -136,7 +132,7 @@ TWICE = Load(copy=None, reports=(1, 3), failed=(1, 3))
 )
 def test_7_double_failure(standing: Engines, which: str, policy: str, stock: Stock) -> None:
     """A second failure of the same load is swallowed; the request is computed here, once."""
-    prove(standing, which, fails, stock, Spec(policy=policy), load=TWICE)
+    prove(standing, which, fails, stock, Spec(policy=policy), load=TWICE, whole=0)
 
 
 ONE_OF_TWO = Load(copy=None, errors={1: (0,)}, garbage=(4,), reports=(4,))
@@ -160,7 +156,7 @@ SEVERAL_GROUPS = Stock("dead", "not supported for models with multiple KV cache 
     ],
 )
 def test_8_sibling_still_writing(
-    standing: Engines, which: str, load: Load, model: str, policy: str, stock: Stock
+    standing: Engines, which: str, *, load: Load, model: str, policy: str, stock: Stock
 ) -> None:
     """A failure is told when the last handle has ended, not when the first one errs."""
     prove(standing, which, fails, stock, Spec(model=model, policy=policy), load=load, whole=2)
