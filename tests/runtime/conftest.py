@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import signal
 import tempfile
@@ -43,7 +44,6 @@ from kvbelay.core.model import (
 from kvbelay.core.policy import Policy
 from kvbelay.runtime.belay import Belay
 from kvbelay.runtime.deadline import Until
-from kvbelay.testing.conformance.leaks import Residue
 from kvbelay.testing.conformance.scattered import POISON, Scattered, Shape
 from kvbelay.testing.invariants import InvariantViolation, Monitor
 
@@ -65,6 +65,15 @@ def wait_for(condition: Callable[[], object]) -> None:
     while not condition():
         assert time.monotonic() < give_up, "it did not happen"
         time.sleep(0.001)
+
+
+def in_use() -> set[str]:
+    """Threads and descriptors of this process."""
+    found = {f"thread {thread.name!r} ({thread.ident})" for thread in threading.enumerate()}
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the one that lists the directory
+            found.add(f"descriptor {link.name} -> {link.readlink()}")
+    return found
 
 
 class Blocks:
@@ -351,13 +360,13 @@ class Rig:
 def rig() -> Iterator[Rig]:
     """Everything that the test opened is closed, watched to the end, and leaves nothing behind."""
     scratch = Path(tempfile.mkdtemp(prefix="kb"))  # short enough for a unix socket
-    residue = Residue(scratch, ["store/*"])
+    before = in_use()
     made = Rig(scratch)
     try:
         yield made
         for layer in made.layers:
             layer.close()
-        assert not residue.found(PATIENCE_S)
+        wait_for(lambda: not in_use() - before)
     finally:
         for layer in made.layers:
             layer.belay.close(1.0)

@@ -52,7 +52,7 @@ def test_cancel_in_a_lookup(rig: Any) -> None:
 @pytest.mark.parametrize("fault", [Fault.DROP, Fault.FREEZE, Fault.DELAY], ids=lambda fault: fault.value)
 def test_cancel_in_a_get_that_heeds_it(rig: Any, fault: Fault) -> None:
     """A call that asks its deadline ends with the cancellation: nothing is held, and no other child is asked."""
-    layer = rig.layer(msgspec.structs.replace(rig.policy, drain_s=5.0))
+    layer = rig.layer(msgspec.structs.replace(rig.policy, drain_s=20.0))
     near, far = rig.faulty("near", Strike(fault=fault, nth=2, seconds=30.0)), rig.memory("far")
     layer.add("near", near)
     layer.add("far", far)

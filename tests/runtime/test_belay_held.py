@@ -65,7 +65,7 @@ def test_held_blocks_are_the_only_ones_written_late(rig: Any) -> None:
 
 def test_a_landing_after_the_end_is_only_a_drain(rig: Any) -> None:
     """A batch that lands after its attempt was called off is not below the watermark."""
-    layer = rig.layer(msgspec.structs.replace(rig.policy, drain_s=5.0))
+    layer = rig.layer(msgspec.structs.replace(rig.policy, drain_s=20.0))
     near, far = (
         rig.deaf(rig.memory("near")),
         rig.faulty("far", Strike(fault=Fault.DIE, operation=Operation.LOOKUP, nth=1)),
@@ -85,7 +85,7 @@ def test_a_landing_after_the_end_is_only_a_drain(rig: Any) -> None:
 
 def test_an_attempts_own_deadline(rig: Any) -> None:
     """An attempt that is over leaves the request time for the next child; what heeds its deadline is not held."""
-    layer = rig.layer(msgspec.structs.replace(rig.policy, attempt_s=0.5, attempts_per_child=1))
+    layer = rig.layer(msgspec.structs.replace(rig.policy, attempt_s=0.5, drain_s=20.0, attempts_per_child=1))
     near, far = rig.faulty("near", Strike(fault=Fault.DROP, nth=1)), rig.memory("far")
     layer.add("near", near)
     layer.add("far", far)
@@ -147,7 +147,7 @@ def test_a_save_that_hangs(rig: Any) -> None:
 
 def test_a_copy_that_comes_too_late(rig: Any) -> None:
     """A put that returns after its attempt was called off gives no tickets, and its lease is withdrawn."""
-    layer = rig.layer(msgspec.structs.replace(rig.policy, drain_s=5.0))
+    layer = rig.layer(msgspec.structs.replace(rig.policy, drain_s=20.0))
     near, far = rig.deaf(rig.stream()), rig.memory("far")
     layer.add("near", near)
     layer.add("far", far)

@@ -175,7 +175,7 @@ def test_a_lease_ends_with_cancel(rig: Any) -> None:
 
 def test_cancel_in_the_middle_of_a_save(rig: Any) -> None:
     """What was published before the cancellation is withdrawn, and the outcome waits until that is so."""
-    layer = rig.layer(msgspec.structs.replace(rig.policy, drain_s=5.0))
+    layer = rig.layer(msgspec.structs.replace(rig.policy, drain_s=20.0))
     near = rig.deaf(rig.stream(), nth=2)
     layer.add("near", near)
     source = rig.blocks("r").fill()
@@ -208,7 +208,7 @@ def test_a_put_that_fails_half_way(rig: Any) -> None:
 
 def test_a_put_that_fails_for_good(rig: Any) -> None:
     """Without another attempt the save fails, and its blocks are free when it is told."""
-    layer = rig.layer(msgspec.structs.replace(rig.policy, drain_s=5.0))
+    layer = rig.layer(msgspec.structs.replace(rig.policy, drain_s=20.0))
     near = rig.faulty("near", on_put(Fault.SAY_NOTHING, nth=3), inner=rig.stream())
     layer.add("near", near)
     source = rig.blocks("r").fill()
@@ -375,7 +375,7 @@ def test_removing_a_child_ends_its_leases(rig: Any) -> None:
     layer = rig.layer()
     layer.add("near", rig.stream())
     assert layer.belay.save("r", rig.blocks("r").fill().batches, 5.0).held
-    assert layer.belay.remove("near", drain_s=5.0) == 0
+    assert layer.belay.remove("near", drain_s=20.0) == 0
     rig.wait_for(lambda: layer.released == [("r", Side.SAVE)])
     assert not layer.belay.states()
 
