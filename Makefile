@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-wheel check mutants format clean
+.PHONY: help demo bench test test-wheel check mutants format clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -21,6 +21,11 @@ $(VENV)/installed: pyproject.toml
 
 demo: $(VENV)/installed ## Move a real model's KV cache between two processes while faults strike
 	$(BIN)/kvbelay demo
+
+bench: $(VENV)/installed ## Measure what it costs, into bench-results/
+	mkdir -p bench-results
+	$(BIN)/kvbelay bench ledger --json bench-results/ledger.json
+	$(BIN)/kvbelay bench transfer --json bench-results/transfer.json
 
 check: $(VENV)/installed ## Lint, formatting, types, rooms
 	$(BIN)/ruff check .
@@ -54,4 +59,4 @@ mutants: $(VENV)/installed ## Plant named faults into a copy of the code, one at
 	$(BIN)/python tools/mutants.py
 
 clean: ## Remove what the other targets made
-	rm -rf $(VENV) .venv-* dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-* dist build bench-results .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -16,6 +16,7 @@ import click
 from kvbelay.errors import KvbelayError
 
 COMMANDS = {
+    "bench": "kvbelay.cli.bench.command:bench",
     "demo": "kvbelay.cli.demo.command:demo",
 }
 

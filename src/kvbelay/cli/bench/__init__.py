@@ -1,0 +1,1 @@
+"""``kvbelay bench``: what it costs, as ratios within one run."""

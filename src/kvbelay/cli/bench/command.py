@@ -1,0 +1,154 @@
+"""The commands ``kvbelay bench ledger`` and ``kvbelay bench transfer``."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from kvbelay.cli.bench import judged, ledger, transfer
+from kvbelay.cli.bench.bars import Bar, bar_table, held, sentence
+from kvbelay.cli.bench.show import Table, show
+from kvbelay.errors import ConfigError
+
+MOST_LIVE = 10_000_000
+A_FILE = click.Path(path_type=Path)
+
+LEDGER_EPILOG = """\b
+Examples:
+  kvbelay bench ledger --check
+  kvbelay bench ledger --live 1000,50000 --json ledger.json
+"""
+TRANSFER_EPILOG = """\b
+Examples:
+  kvbelay bench transfer
+  kvbelay bench transfer --check --json transfer.json --seed 7
+
+Not measured yet: the same-host path over process_vm_readv (its bars are printed and do not count), TCP against
+iperf3, NIXL and Mooncake in the same run, plots. No connector can be told to skip its digests, so there is no
+unverified transfer; the row "xxh3, one pass" says what one of the two digests costs.
+"""
+
+
+def common(command: Any) -> Any:
+    """The options that all benches have."""
+    check = click.option("--check", is_flag=True, help="Exit with code 1 if a bar that counts is missed.")
+    json = click.option("--json", "json_path", type=A_FILE, help="Write everything that was measured there.")
+    seed = click.option(
+        "--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Of everything that is random."
+    )
+    return check(json(seed(command)))
+
+
+def numbers(_context: click.Context, _parameter: click.Parameter, text: str) -> tuple[int, ...]:
+    """Decode ``--live``."""
+    try:
+        found = tuple(int(part) for part in text.split(","))
+    except ValueError as exc:
+        msg = f"{text!r} is not a list of numbers such as 1000,100000"
+        raise click.BadParameter(msg) from exc
+    if not all(0 < number <= MOST_LIVE for number in found):
+        msg = f"each must be from 1 to {MOST_LIVE}"
+        raise click.BadParameter(msg)
+    return found
+
+
+@click.group()
+def bench() -> None:
+    """Measure what it costs, as ratios within one run.
+
+    Absolute figures are those of this machine, at this moment. Bars are the project's own; DESIGN says where they come
+    from.
+    """
+
+
+@bench.command("ledger", epilog=LEDGER_EPILOG)
+@common
+@click.option(
+    "--live",
+    callback=numbers,
+    default=",".join(map(str, ledger.LIVE)),
+    show_default=True,
+    help="Numbers of live requests, with commas.",
+)
+def bench_ledger(*, check: bool, json_path: Path | None, seed: int, live: tuple[int, ...]) -> None:
+    """What the ledger, which decides for all requests of an engine, costs.
+
+    For each number of live requests a process of its own holds a ledger with that many transfers under way, in
+    simulated time: requests begin, any of those that wait hear of their attempt next (one in ten has failed, and is
+    tried again), some time out, and each outcome is told. Printed are the bytes of a live request (the growth of the
+    process's resident set) and the processor time of an event, the median of interleaved rounds; and the slowest 50
+    reports in a row, in which a pause of any kind would show. Takes about two minutes and 1.5 GiB.
+    """
+    began = time.monotonic()
+    _require_writable(json_path)
+    rows = ledger.measure(live, seed, _note)
+    record = Record("ledger", seed, rows, ledger.bars(rows), time.monotonic() - began)
+    _report(record, [ledger.table(rows)], json_path, check=check)
+
+
+@bench.command("transfer", epilog=TRANSFER_EPILOG)
+@common
+def bench_transfer(*, check: bool, json_path: Path | None, seed: int) -> None:
+    """What moving a batch costs, against one thread's memcpy of the same scattered pieces.
+
+    Batches of 64 MiB in pieces of several sizes, scattered on both sides, go through memory, stream (unix and TCP, the
+    source being another process) and file (in /dev/shm and in the directory for temporary files). Every transfer is
+    verified: put makes the source's digest, get the one of what landed. What a transfer through Belay adds to the bare
+    connector's get is measured with the same batch; and how long after its source was killed in mid-batch a get
+    raises. Medians of interleaved rounds. Takes about a minute and 1 GiB.
+    """
+    began = time.monotonic()
+    _require_writable(json_path)
+    measured = transfer.measure(seed, _note)
+    record = Record("transfer", seed, measured, judged.bars(measured), time.monotonic() - began)
+    _report(record, judged.tables(measured), json_path, check=check)
+
+
+class Record(msgspec.Struct):
+    """What ``--json`` writes."""
+
+    bench: str
+    seed: int
+    measured: Any
+    bars: list[Bar]
+    took_s: float
+    python: str = platform.python_version()
+    machine: str = platform.machine()
+    cores: int = len(os.sched_getaffinity(0))
+    load: float = msgspec.field(default_factory=lambda: os.getloadavg()[0])
+    """Mean number of busy threads on the machine in the last minute: more than ``cores`` and the figures suffer."""
+
+
+def _report(record: Record, tables: Sequence[Table], json_path: Path | None, *, check: bool) -> None:
+    """Print it, write it, and exit as ``--check`` wants."""
+    for table in (*tables, bar_table(record.bars)):
+        show(table)
+    click.echo(sentence(record.bars, took_s=record.took_s))
+    good = held(record.bars)
+    if json_path is not None:
+        verdicts = [{**msgspec.to_builtins(bar), "met": bar.met} for bar in record.bars]
+        written = {**msgspec.to_builtins(record), "bars": verdicts, "good": good}
+        json_path.write_bytes(msgspec.json.format(msgspec.json.encode(written)) + b"\n")
+    if check and not good:
+        raise click.exceptions.Exit(1)
+
+
+def _note(text: str) -> None:
+    click.echo(f"... {text}", err=True)
+
+
+def _require_writable(path: Path | None) -> None:
+    if path is None:
+        return
+    try:
+        path.open("ab").close()
+    except OSError as exc:
+        msg = f"cannot be written: {exc.strerror or exc}"
+        raise ConfigError(msg, source=str(path), remedy="name a file in a directory that exists and is yours") from exc

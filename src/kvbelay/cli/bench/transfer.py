@@ -1,0 +1,216 @@
+"""What a transfer costs, against one thread's memcpy of the same scattered pieces; and when a killed peer is known."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from functools import partial
+from itertools import count
+
+import msgspec
+
+from kvbelay.cli.bench.paths import WITHIN_S, There, Way, addresses, all_ways, source
+from kvbelay.cli.bench.scatter import Memory
+from kvbelay.connectors.port import Connector
+from kvbelay.connectors.spans import digest_batch, digest_pieces, pieces
+from kvbelay.core.model import BatchResult, Result, Ticket, TransferBatch
+from kvbelay.errors import CorruptData, KvbelayError, PeerLost
+from kvbelay.runtime.belay import Belay
+from kvbelay.runtime.deadline import Until
+
+KIB = 1 << 10
+MIB = 1 << 20
+PIECES = (16 * KIB, 64 * KIB, 256 * KIB, MIB)
+BATCH = 64 * MIB
+SMALL = MIB
+ROUNDS = 9
+KILLS = 5
+MIDWAY = 24
+"""Asked so often, a get of `BATCH` has about a fifth of it."""
+
+
+class Timed(msgspec.Struct):
+    """One way and piece size: seconds, a round each."""
+
+    name: str
+    put_s: list[float] = []
+    get_s: list[float] = []
+
+    @property
+    def both_s(self) -> list[float]:
+        """Of put and get together."""
+        return [put + get for put, get in zip(self.put_s, self.get_s, strict=True)]
+
+
+class Size(msgspec.Struct):
+    """One piece size: seconds, a round each."""
+
+    piece_nbytes: int
+    memcpy_s: list[float] = []
+    digest_s: list[float] = []
+    """One pass of the digest over the same pieces."""
+    ways: list[Timed] = []
+
+
+class Layer(msgspec.Struct):
+    """The same batch through a bare connector and through `Belay`: seconds, a round each."""
+
+    name: str
+    piece_nbytes: int
+    nbytes: int
+    bare_s: list[float] = []
+    belay_s: list[float] = []
+
+
+class Killed(msgspec.Struct):
+    """How long after its source was killed, in mid-batch, a get raised: seconds."""
+
+    name: str
+    known_s: list[float] = []
+
+
+class Measured(msgspec.Struct):
+    """All of it."""
+
+    nbytes: int
+    sizes: list[Size]
+    layers: list[Layer]
+    killed: list[Killed]
+
+
+def measure(seed: int, note: Callable[[str], None]) -> Measured:
+    """All ways, the rounds of all in turn. ``note`` hears how far it is."""
+    memory, landing = Memory(BATCH, seed), Memory(BATCH, seed + 1)
+    memory.fill()
+    note("starting the sources")
+    with all_ways(memory, BATCH, seed) as ways:
+        sizes = [_size(ways, memory, landing, piece_nbytes, note) for piece_nbytes in PIECES]
+        layers = [
+            _layer(way, landing, piece_nbytes, nbytes, note)
+            for way in ways[:2]
+            for piece_nbytes, nbytes in ((256 * KIB, BATCH), (64 * KIB, SMALL))
+        ]
+    with addresses() as listening:
+        killed = [_killed(name, listen, seed, note) for name, listen in listening.items()]
+    return Measured(BATCH, sizes, layers, killed)
+
+
+def _size(ways: Sequence[Way], memory: Memory, landing: Memory, piece_nbytes: int, note: Callable[[str], None]) -> Size:
+    size = Size(piece_nbytes, ways=[Timed(way.name) for way in ways])
+    batch = landing.batch(piece_nbytes, BATCH)
+    sources = pieces(memory.batch(piece_nbytes, BATCH).spans)
+    targets = pieces(batch.spans, writable=True)
+    expected = digest_pieces(sources)
+    note(f"{in_words(BATCH)} in pieces of {in_words(piece_nbytes)}")
+    for index in range(ROUNDS + 1):
+        if index:
+            size.memcpy_s.append(_seconds(partial(_copy, sources, targets)))
+            size.digest_s.append(_seconds(partial(digest_pieces, targets)))
+        for way, timed in zip(ways, size.ways, strict=True):
+            ticket, put_s = way.put(piece_nbytes, BATCH)
+            if not index:
+                landing.poison()
+            get_s = _seconds(partial(_get, way.connector, batch, ticket))
+            way.connector.release(ticket, Until(WITHIN_S))
+            if index:
+                timed.put_s.append(put_s)
+                timed.get_s.append(get_s)
+            elif digest_batch(batch) != expected:
+                raise CorruptData("what landed is not what was sent", child=way.name, operation="get")
+    return size
+
+
+def _layer(way: Way, landing: Memory, piece_nbytes: int, nbytes: int, note: Callable[[str], None]) -> Layer:
+    layer = Layer(way.name, piece_nbytes, nbytes)
+    note(f"{way.name}: {in_words(nbytes)} bare and through Belay")
+    with _belay(way) as belay:
+        for index in range(ROUNDS + 1):
+            batch = landing.batch(piece_nbytes, nbytes, request=f"bench-{index}")
+            ticket, _ = way.put(piece_nbytes, nbytes)
+            bare_s = _seconds(partial(_get, way.connector, batch, ticket))
+            way.connector.release(ticket, Until(WITHIN_S))
+            ticket, _ = way.put(piece_nbytes, nbytes)
+            belay_s = _seconds(partial(_load, belay, batch, ticket))
+            if index:
+                layer.bare_s.append(bare_s)
+                layer.belay_s.append(belay_s)
+    return layer
+
+
+def _killed(name: str, listen: str, seed: int, note: Callable[[str], None]) -> Killed:
+    killed = Killed(name)
+    landing = Memory(BATCH, seed + 1)
+    batch = landing.batch(256 * KIB, BATCH)
+    note(f"{name}: killing {KILLS} sources in mid-batch")
+    for _ in range(KILLS):
+        with source(name, listen, BATCH, seed) as child, closing(There(name, child)) as way:
+            ticket, _ = way.put(256 * KIB, BATCH)
+            strike = Strike(child.pid)
+            try:
+                _get(way.connector, batch, ticket, strike)
+            except PeerLost:
+                killed.known_s.append(time.perf_counter() - strike.at)
+            else:
+                raise KvbelayError("its source was killed too late, all had arrived", child=name, operation="get")
+            finally:
+                child.kill()
+    return killed
+
+
+class Strike(Until):
+    """A deadline that kills a process when it has been asked `MIDWAY` times."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(WITHIN_S)
+        self.at = 0.0
+        self._pid = pid
+        self._asked = count(1)
+
+    def remaining_s(self) -> float:
+        if next(self._asked) == MIDWAY:
+            os.kill(self._pid, signal.SIGKILL)
+            self.at = time.perf_counter()
+        return super().remaining_s()
+
+
+@contextmanager
+def _belay(way: Way) -> Iterator[Belay]:
+    belay = Belay(seed=0)
+    try:
+        belay.add(way.name, way.reader, digest_in_pass=True)
+        yield belay
+    finally:
+        belay.close()
+
+
+def _load(belay: Belay, batch: TransferBatch, ticket: Ticket) -> None:
+    outcome = belay.load(batch.request, [ticket], [batch], WITHIN_S)
+    if outcome.result is not Result.LOADED:
+        msg = f"a load ended as {outcome.result.value!r}: {outcome.failures}"
+        raise KvbelayError(msg, child=ticket.child, operation="load")
+
+
+def _get(connector: Connector, batch: TransferBatch, ticket: Ticket, within: Until | None = None) -> None:
+    result = connector.get(batch, ticket, within or Until(WITHIN_S))
+    if not isinstance(result, BatchResult) or result.landed_digest != result.source_digest:
+        msg = f"a get came back with {result!r}"
+        raise CorruptData(msg, child=ticket.child, operation="get")
+
+
+def _copy(sources: list[memoryview], targets: list[memoryview]) -> None:
+    for target, piece in zip(targets, sources, strict=True):
+        target[:] = piece
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def in_words(nbytes: int) -> str:
+    """As people write it."""
+    return f"{nbytes // MIB} MiB" if nbytes >= MIB else f"{nbytes // KIB} KiB"
