@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kvbelay.core.model import BatchId, Ticket, TransferBatch
+from kvbelay.core.model import TransferBatch
 from kvbelay.errors import InvalidBatch
 
 
@@ -58,20 +58,3 @@ def _check(order: list[TransferBatch]) -> None:
     if any(batch.id.stop <= batch.id.start for batch in order):
         msg = "a batch has no tokens"
         raise InvalidBatch(msg, remedy=remedy)
-
-
-class Tickets:
-    """The tickets that a load was given, by child and batch."""
-
-    def __init__(self, tickets: Iterable[Ticket]) -> None:
-        self._by_child: dict[str, dict[BatchId, Ticket]] = {}
-        for ticket in tickets:
-            self._by_child.setdefault(ticket.child, {})[ticket.batch] = ticket
-
-    def children(self) -> list[str]:
-        """The children that have tickets, in the order in which they came."""
-        return list(self._by_child)
-
-    def of(self, child: str) -> dict[BatchId, Ticket]:
-        """One child's tickets."""
-        return self._by_child.get(child, {})
