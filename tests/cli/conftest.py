@@ -13,7 +13,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO
 
 import pytest
 
@@ -24,18 +23,17 @@ PATIENCE_S = 60.0
 class Started:
     """``kvbelay`` in a session, a temporary directory and with a mark of its own: all that it leaves can be found."""
 
-    def __init__(
-        self, *arguments: str, command: tuple[str, ...] = KVBELAY, stdout: int | IO[bytes] | None = subprocess.PIPE
-    ) -> None:
+    def __init__(self, *arguments: str, command: tuple[str, ...] = KVBELAY, cwd: Path | None = None) -> None:
         self.place = Path(tempfile.mkdtemp(prefix="kb"))
         self._mark = f"KVBELAY_TEST_MARK={uuid.uuid4().hex}"
         name, _, value = self._mark.partition("=")
         self.process = subprocess.Popen(
             [*command, *(argument.format(near=self.near) for argument in arguments)],
-            stdout=stdout,
+            stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             encoding="utf-8",
+            cwd=cwd,
             start_new_session=True,
             env={**os.environ, name: value, "TMPDIR": str(self.place), "PYTHONIOENCODING": "utf-8"},
             preexec_fn=_hear_all,  # noqa: PLW1509  # no thread of ours runs while it forks

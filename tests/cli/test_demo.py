@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -222,9 +223,9 @@ def test_short_prompts(start: Any, tmp_path: Path) -> None:
     assert "\x1b" not in said
 
 
-def test_a_killed_decode_process_is_a_loss(start: Any) -> None:
+def test_a_killed_decode_process_is_a_loss(start: Any, tmp_path: Path) -> None:
     """If the decode process itself dies, the answers that are missing are counted as lost, and the exit code is 1."""
-    run = start("demo", "--model", "tiny", "--requests", "8")
+    run = start("demo", "--model", "tiny", "--requests", "8", "--json", str(tmp_path / "record"))
     run.read_until("r00  answers")
     os.kill(run.worker("decode"), signal.SIGKILL)
     said, errors = run.end()
@@ -232,8 +233,23 @@ def test_a_killed_decode_process_is_a_loss(start: Any) -> None:
     assert "the decode process has ended (exit code -9)" in said
     assert said.splitlines()[-1].startswith("This must not happen: ")
     assert "answers are lost" in said
+    record = json.loads((tmp_path / "record").read_bytes())
+    assert (record["end"], record["totals"]["good"], len(record["rows"])) == (None, False, 8)
+    assert record["totals"]["answers"] + record["totals"]["lost"] == 8
     assert not run.alive()
     assert not list(run.place.iterdir())
+
+
+if sys.version_info >= (3, 11):
+
+    def test_the_current_directory_does_not_matter(start: Any, tmp_path: Path) -> None:
+        """A file of the user's that is called like a module of Python's is not imported by the processes."""
+        (tmp_path / "random.py").write_text("raise SystemExit('imported')", encoding="utf-8")
+        command = (sys.executable, "-P", "-m", "kvbelay.cli.main")
+        run = start("demo", "--model", "tiny", "--faults", "none", "--requests", "1", command=command, cwd=tmp_path)
+        said, errors = run.end()
+        assert (run.process.returncode, errors) == (0, "")
+        assert "1 identical" in said
 
 
 @pytest.mark.real

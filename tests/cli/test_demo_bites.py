@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import socket
 import sys
 from pathlib import Path
 
@@ -11,11 +12,13 @@ import pytest
 from rich.console import Console
 
 from kvbelay.cli.demo import script, stage
+from kvbelay.cli.demo import show as show_module
 from kvbelay.cli.demo.messages import Ended
 from kvbelay.cli.demo.report import Summary, one_line, show
 from kvbelay.cli.demo.show import Row, Verdict, decided
 from kvbelay.cli.main import main
 from kvbelay.connectors.faulty import Fault, Strike
+from kvbelay.connectors.stream.sockets import parse
 from kvbelay.core.model import Failure, Outcome, Result, Side
 
 LIES = (script.Act(near=(Strike(Fault.LIE, nth=1),)),)
@@ -29,6 +32,13 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     return int(caught.value.code or 0)
 
 
+def decode_otherwise(monkeypatch: pytest.MonkeyPatch, module: str, **environment: str) -> None:
+    """Let the decode process run a module beside this file."""
+    monkeypatch.setitem(stage.MODULES, "decode", module)
+    for name, value in {"PYTHONPATH": str(Path(__file__).parent), **environment}.items():
+        monkeypatch.setenv(name, value)
+
+
 @pytest.mark.usefixtures("signals")
 @pytest.mark.parametrize("honest", [True, False])
 def test_a_lie_that_is_believed_is_a_wrong_answer(
@@ -37,8 +47,7 @@ def test_a_lie_that_is_believed_is_a_wrong_answer(
     """A load that lies is retried; a decode process that does not check it answers otherwise, and the demo says so."""
     monkeypatch.setattr(script, "DEFAULT", LIES)
     if not honest:
-        monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
-        monkeypatch.setitem(stage.MODULES, "decode", "lying_decode")
+        decode_otherwise(monkeypatch, "other_decode", WITHOUT="checks")
     code = run(monkeypatch, "--requests", "1")
     said = capsys.readouterr().out
     assert "r00  strikes  near: a lie" in said
@@ -50,6 +59,63 @@ def test_a_lie_that_is_believed_is_a_wrong_answer(
         assert "r00  wrong    loaded through near" in said
         assert "1 answers given, 0 identical, 1 wrong, 0 lost." in said
         assert said.splitlines()[-1] == "This must not happen: 1 answers are wrong. Please report it."
+
+
+@pytest.mark.usefixtures("signals")
+@pytest.mark.parametrize(
+    ("odd", "said"),
+    [
+        ("mute", "the decode process has said nothing for 1 s"),
+        ("nonsense", "a message of 17 bytes cannot be read"),
+        ("wrong kind", "the decode process says Ready, not Loaded"),
+    ],
+)
+def test_a_decode_process_that_goes_wrong(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], odd: str, said: str
+) -> None:
+    """Whatever is wrong with the decode process itself, its answers are lost, and the report comes all the same."""
+    decode_otherwise(monkeypatch, "odd_worker", ODD=odd)
+    monkeypatch.setattr(show_module, "ANSWER_S", 1.0)
+    assert run(monkeypatch, "--requests", "1") == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith(f"r00  lost     {said}") for line in lines)
+    assert lines[-1] == "This must not happen: 1 answers are lost, the end could not be seen. Please report it."
+
+
+@pytest.mark.usefixtures("signals")
+def test_prefill_waits_for_its_readers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A prompt that needs the blocks of the one before waits until they are released, however late that is."""
+    decode_otherwise(monkeypatch, "other_decode", WITHOUT="releases at once")
+    (tmp_path / "prompts").write_text("a" * 2080 + "\n" + "b" * 2080, encoding="utf-8")
+    options = ("--requests", "2", "--faults", "none", "--prompts", str(tmp_path / "prompts"))
+    assert run(monkeypatch, *options) == 0
+    assert "2 answers given, 2 identical" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("signals")
+def test_a_worker_that_does_not_start(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its last words are in the sentence, and the exit code is that of a demo that cannot be run."""
+    decode_otherwise(monkeypatch, "odd_worker", ODD="crash")
+    assert run(monkeypatch, "--requests", "1") == 2
+    assert capsys.readouterr().err == "Error: the decode process has ended (exit code 1): out of luck\n"
+
+
+@pytest.mark.usefixtures("signals")
+def test_a_place_that_is_lost_at_the_last_moment(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where somebody takes the port after it was tried, the prefill process's own sentence is shown."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        monkeypatch.setattr(stage, "_require_places", lambda setup: parse(setup.near, field=""))
+        assert run(monkeypatch, "--requests", "1", "--near", address) == 2
+    (sentence,) = capsys.readouterr().err.splitlines()
+    assert sentence.startswith("Error: child 'near' cannot start: ")
+    assert f"{address} is in use" in sentence
 
 
 GOOD = Row("r00", "?", [], movable=32, nbytes=32, answer="!", verdict=Verdict.IDENTICAL)

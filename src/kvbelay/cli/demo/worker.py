@@ -61,11 +61,14 @@ def serve(start: Callable[[Setup, ExitStack], Part]) -> None:
     stdin = sys.stdin.buffer
     try:
         with ExitStack() as stack:
-            part = start(decode(stdin.readline(LINE_LIMIT), Setup), stack)
-            say(Ready())
-            while line := stdin.readline(LINE_LIMIT):
-                part.work(decode(line, Prompt))
-            part.finish()
+            try:
+                part = start(decode(stdin.readline(LINE_LIMIT), Setup), stack)
+                say(Ready())
+                while line := stdin.readline(LINE_LIMIT):
+                    part.work(decode(line, Prompt))
+                part.finish()
+            finally:
+                _heed_nothing()  # closing is not to be interrupted
     except KvbelayError as exc:
         say(Refused(str(exc)))
     except BrokenPipeError:
@@ -81,7 +84,7 @@ def _obey() -> None:
     parent = os.getppid()
 
     def end(_number: int, _frame: FrameType | None) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        _heed_nothing()
         raise SystemExit
 
     def thawed(number: int, frame: FrameType | None) -> None:
@@ -93,3 +96,8 @@ def _obey() -> None:
     signal.signal(signal.SIGTERM, end)
     signal.signal(signal.SIGCONT, thawed)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGCONT)
+
+
+def _heed_nothing() -> None:
+    for number in (signal.SIGTERM, signal.SIGCONT):  # SIGCONT thaws it all the same
+        signal.signal(number, signal.SIG_IGN)
