@@ -14,7 +14,7 @@ from kvbelay.core.model import LOCATOR_LIMIT, BatchId, Ticket
 from kvbelay.core.wire import NBYTES_LIMIT, TICKETS_LIMIT, decode_tickets, encode_tickets
 from kvbelay.errors import ProtocolViolation
 
-PROFILE = settings(deadline=None, derandomize=True, database=None, max_examples=300)
+PROFILE = settings(deadline=None, derandomize=True, database=None, max_examples=150)
 U63 = st.integers(0, 2**63 - 1)
 IDS = st.builds(
     BatchId,
