@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from kvbelay.core.circuit import CircuitPolicy
 from kvbelay.core.model import Failure, Result
 from kvbelay.core.policy import BudgetPolicy, Policy, again
 
@@ -59,7 +60,6 @@ def test_backoffs_double_up_to_their_limit() -> None:
         {"backoff_s": -1.0},
         {"backoff_max_s": float("nan")},
         {"fallback": Result.LOADED},
-        {"budget": BudgetPolicy(on_exhausted=Result.RECOMPUTE)},
     ],
     ids=lambda bounds: next(iter(bounds)),
 )
@@ -67,3 +67,25 @@ def test_bounds_that_bound_nothing_are_refused(bounds: dict[str, object]) -> Non
     """A policy without bounds cannot be made; the error names the field."""
     with pytest.raises(ValueError, match=next(iter(bounds))):
         Policy(**bounds)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("part", "numbers"),
+    [
+        (BudgetPolicy, {"tokens_per_s": -1.0}),
+        (BudgetPolicy, {"tokens_per_s": float("nan")}),
+        (BudgetPolicy, {"burst": -1}),
+        (BudgetPolicy, {"wait_s": float("inf")}),
+        (BudgetPolicy, {"on_exhausted": Result.RECOMPUTE}),
+        (CircuitPolicy, {"failures": 0}),
+        (CircuitPolicy, {"window_s": 0.0}),
+        (CircuitPolicy, {"pause_s": float("inf")}),
+        (CircuitPolicy, {"pause_max_s": -1.0}),
+        (CircuitPolicy, {"spent_s": 0.0}),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_numbers_that_mean_nothing_are_refused(part: type, numbers: dict[str, object]) -> None:
+    """A budget or a circuit with senseless numbers cannot be made; the error names the field."""
+    with pytest.raises(ValueError, match=next(iter(numbers))):
+        part(**numbers)

@@ -28,6 +28,19 @@ class CircuitPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     spent_s: float = float("inf")
     """Seconds of the engine's step that the child may spend within ``window_s``."""
 
+    def __post_init__(self) -> None:
+        """Refuse a circuit that could never open, or never close."""
+        if self.failures < 1:
+            msg = "failures must be at least 1"
+            raise ValueError(msg)
+        for name in ("window_s", "pause_s", "pause_max_s"):
+            if not 0 < getattr(self, name) < float("inf"):
+                msg = f"{name} must be a positive, finite number of seconds"
+                raise ValueError(msg)
+        if not self.spent_s > 0:
+            msg = "spent_s must be positive"
+            raise ValueError(msg)
+
 
 class Circuit:
     """Told of successes and failures with the time at which they happened, it says whether to ask the child."""

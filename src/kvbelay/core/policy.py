@@ -22,6 +22,18 @@ class BudgetPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     on_exhausted: Result = Result.HAND_BACK
     """HAND_BACK or FAILED."""
 
+    def __post_init__(self) -> None:
+        """Refuse numbers that mean nothing."""
+        if not self.tokens_per_s >= 0 or self.burst < 0:
+            msg = "tokens_per_s and burst must not be negative"
+            raise ValueError(msg)
+        if not 0 <= self.wait_s < float("inf"):
+            msg = "wait_s must be a finite number of seconds, not negative"
+            raise ValueError(msg)
+        if self.on_exhausted not in {Result.HAND_BACK, Result.FAILED}:
+            msg = f"on_exhausted cannot be {self.on_exhausted.value!r}; choose hand back or failed"
+            raise ValueError(msg)
+
 
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Bounds of one request in one direction."""
@@ -55,9 +67,6 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(msg)
         if self.fallback not in {Result.RECOMPUTE, Result.HAND_BACK, Result.FAILED}:
             msg = f"fallback cannot be {self.fallback.value!r}; choose recompute, hand back or failed"
-            raise ValueError(msg)
-        if self.budget.on_exhausted not in {Result.HAND_BACK, Result.FAILED}:
-            msg = f"budget.on_exhausted cannot be {self.budget.on_exhausted.value!r}; choose hand back or failed"
             raise ValueError(msg)
 
 
