@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -20,6 +21,8 @@ from kvbelay.vllm.series import Series
 log = host.logger(__name__)
 
 T = TypeVar("T")
+TRUSTED = 2 / 3
+"""The part of a lease on which a consumer may rely; by so much NIXL's heartbeats extend it, and the rest is theirs."""
 LOGGED = 20
 """Failures of one child's hook that are logged; those after it are only counted."""
 
@@ -27,9 +30,11 @@ LOGGED = 20
 class Guarded:
     """One child. ``connector`` is None where it could not start, and ``cause`` says why."""
 
-    def __init__(self, name: str, options: ChildOptions, series: Series) -> None:
+    def __init__(self, name: str, options: ChildOptions, series: Series, lease_s: float | None = None) -> None:
         self.name = name
         self.options = options
+        self.trusted_s = math.inf if lease_s is None else lease_s * TRUSTED
+        """How long after an offer another engine may still come for it, and how long a load of it may take."""
         self.connector: Any = None
         self.cause: Failure | None = None
         self.spent_s = 0.0
@@ -106,9 +111,16 @@ def configured(vllm_config: Any, series: Series | None = None) -> list[tuple[Gua
         raise errors.ConfigError(msg, source="--kv-transfer-config", field=field, remedy="list at least one connector")
     options = [child_options(index, config) for index, config in enumerate(configs)]
     names = name_children([str(config.get("kv_connector")) for config in configs], options)
-    return [
-        (Guarded(name, option, series), config) for name, option, config in zip(names, options, configs, strict=True)
-    ]
+    children: list[tuple[Guarded, Mapping[str, Any]]] = []
+    for name, option, config in zip(names, options, configs, strict=True):
+        lease_s = host.lease_s(config) if option.lease_s is None else option.lease_s
+        if lease_s is not None and option.load_s is not None and option.load_s > lease_s * TRUSTED:
+            msg = f"load_s of {name!r} is longer than {lease_s * TRUSTED:.3g} s, two thirds of its lease_s"
+            field = f"connectors[{len(children)}].{KEY}.load_s"
+            remedy = "shorten load_s, or lengthen the lease on both sides"
+            raise errors.ConfigError(msg, source="--kv-transfer-config", field=field, remedy=remedy)
+        children.append((Guarded(name, option, series, lease_s), config))
+    return children
 
 
 def child_config(vllm_config: Any, config: Mapping[str, Any]) -> Any:

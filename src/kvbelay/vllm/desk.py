@@ -22,6 +22,7 @@ from kvbelay.core.model import Action, Do, Event, Failure, Kind, Outcome, Report
 from kvbelay.vllm import host
 from kvbelay.vllm.case import Case
 from kvbelay.vllm.children import Guarded
+from kvbelay.vllm.leases import came_late, good_until
 from kvbelay.vllm.metadata import GuardMetadata, GuardWorkerMetadata
 from kvbelay.vllm.options import NOW_S, GuardOptions
 from kvbelay.vllm.outbox import Outbox
@@ -91,7 +92,7 @@ class Desk:
         best: tuple[int, bool] = (0, False)
         waiting = False
         for child in self.serving():
-            if not self._may_load(child, request.request_id, now):
+            if not self._may_load(child, request.request_id, now) or came_late(child, case):
                 continue
             tokens, asynchronous = self._offer(child, request, computed, now)
             if tokens is None:
@@ -166,7 +167,7 @@ class Desk:
             self._begin(case, Side.SAVE, [child.name for child in saving], 1, self._save_s(saving))
         elif not case.awaits_recv:
             self._drop(case)
-        return bool(saving), merged(params)
+        return bool(saving), merged(params, good_until(child for child in saving if child.name in params))
 
     def update(self, output: Any) -> None:
         """Take the workers' reports, decide, and leave in the output only what the host may act on."""
@@ -251,7 +252,7 @@ class Desk:
     def _begin_load(self, case: Case, child: Guarded, tokens: int, written: frozenset[int]) -> None:
         case.awaits_recv, case.loaded, case.pulsed = True, None, False
         self.ledger.children[child.name].circuit.admit(time.monotonic())
-        within_s = child.options.load_s or self._options.load_s
+        within_s = min(child.options.load_s or self._options.load_s, child.trusted_s)
         self.outbox.blocks[case.request.request_id] = written
         self._begin(case, Side.LOAD, [child.name], tokens, within_s)
 

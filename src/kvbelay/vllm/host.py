@@ -7,12 +7,25 @@ its own, which needs the internals below, but leaves that to the host's policy.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import vllm
 
 TESTED = frozenset({"0.32.0"})
+
+
+LEASES = {"NixlConnector": 30.0, "NixlPullConnector": 30.0}
+"""Connectors of vLLM that let a consumer read what they offered, and their default for ``kv_lease_duration``."""
+
+
+def lease_s(config: Mapping[str, Any]) -> float | None:
+    """Seconds for which a child of this configuration keeps what it has offered, as far as this is known."""
+    default = LEASES.get(config.get("kv_connector", ""))
+    if default is None:
+        return None
+    said = (config.get("kv_connector_extra_config") or {}).get("kv_lease_duration", default)
+    return float(said) if type(said) in {int, float} else default
 
 
 def logger(name: str) -> logging.Logger:

@@ -47,6 +47,8 @@ class ChildOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Deadline of a load through this child; None: the guard's."""
     save_s: float | None = None
     """Deadline of a save; None: the guard's."""
+    lease_s: float | None = None
+    """How long it keeps, for another engine, what it has offered. None: what is known of vLLM's own connectors."""
 
 
 class GuardOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvbelay.vllm.leases import UNTIL
 from kvbelay.vllm.options import KEY
 
 CHILDREN = "children"
@@ -24,10 +25,11 @@ class View:
         return getattr(self._request, name)
 
 
-def merged(params: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
+def merged(params: dict[str, dict[str, Any]], until: dict[str, float]) -> dict[str, Any] | None:
     """The children's ``kv_transfer_params`` in one: flat, as routers expect it, unless two children use a key.
 
     A key that two children use keeps the first one's value, and every child's own stand by name under ``kvbelay``.
+    There it also says until when the children's offers are good.
     """
     if not params:
         return None
@@ -37,8 +39,11 @@ def merged(params: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
         for key, value in own.items():
             clash |= key in flat
             flat.setdefault(key, value)
+    ours: dict[str, Any] = {UNTIL: until} if until else {}
     if clash:
-        flat[KEY] = {CHILDREN: params}
+        ours[CHILDREN] = params
+    if ours:
+        flat[KEY] = ours
     return flat
 
 
