@@ -308,7 +308,7 @@ class Machine(RuleBasedStateMachine):
 
 TestMachine = pytest.mark.timeout(900)(Machine.TestCase)
 TestMachine.settings = settings(
-    max_examples=20_000 if LONG else 500,
+    max_examples=5_000 if LONG else 500,
     stateful_step_count=100 if LONG else 60,
     derandomize=not LONG,
     deadline=None,
