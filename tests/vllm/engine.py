@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 import traceback
 from collections import Counter
@@ -140,6 +141,8 @@ class Engine:
         with host.warnings.catch_warnings():
             host.warnings.simplefilter("ignore")
             config = spec.arguments(models).create_engine_config()
+            if spec.stats:
+                logging.getLogger("vllm").setLevel(logging.INFO)  # the statistics are logged, too
             config.scheduler_config.async_scheduling = spec.asynchronous  # the CPU platform switches it off
             self.llm = LLMEngine.from_vllm_config(config, disable_log_stats=not spec.stats)
         self.core = self.llm.engine_core.engine_core

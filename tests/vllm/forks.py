@@ -1,6 +1,7 @@
 """Engines in processes of their own: one is built for each `Spec`, and every case runs in a fork of it.
 
-A dead engine poisons its process, and building one takes seconds; forking one that stands takes milliseconds. A case is
+A dead engine poisons its process, and building one takes seconds; forking one that stands takes milliseconds. Only an
+engine of several ranks is not forked, and good for one case. A case is
 a function at the top of a module, ``case(engine, **arguments)``; arguments (by their annotations) and what it returns
 are data that msgspec can carry. It must have been imported
 before the first engine is forked, which pytest's collection sees to.
@@ -33,6 +34,8 @@ START_S = 180.0
 """An engine's start on a busy machine; the first of a model looks its class up in a process of its own."""
 CASE_S = 30.0
 """A case that takes longer hangs inside a call."""
+LOG = 6000
+"""Bytes of the log that a verdict shows."""
 CAUSES = {Died: "dead", Stuck: "stuck", WrongTokens: "wrong", AssertionError: "broken"}
 
 
@@ -99,7 +102,10 @@ def _play(engine: Engine, request: Request) -> Verdict:
         engine.clean()
         return facts
 
-    return judge(whole)
+    verdict = judge(whole)
+    if engine.spec.ranks > 1:
+        engine.shut_down()
+    return verdict
 
 
 def _fork(engine: Engine, request: Request, log: Path) -> bytes:
@@ -123,7 +129,7 @@ def _fork(engine: Engine, request: Request, log: Path) -> bytes:
         _, status = os.waitpid(pid, 0)
     sys.stderr.flush()
     with log.open("rb") as text:
-        text.seek(max(start, log.stat().st_size - 6000))
+        text.seek(max(start, log.stat().st_size - LOG))
         tail = text.read().decode(errors="replace")
     if answer:
         verdict = msgspec.json.decode(answer, type=Verdict)
@@ -159,14 +165,19 @@ def _serve(pipe: Connection, spec: Spec, models: Path, answers: dict[int, list[i
     engine: list[Engine] = []
     born = judge(lambda: engine.append(Engine(spec, models, answers)))
     if born.kind != "held":
-        born.kind, born.log = "unborn", log.read_text(errors="replace")[-6000:]
+        born.kind, born.log = "unborn", log.read_text(errors="replace")[-LOG:]
     pipe.send_bytes(msgspec.json.encode(born))
     while engine:
         try:
             request = msgspec.json.decode(pipe.recv_bytes(), type=Request)
         except EOFError:
             break
-        pipe.send_bytes(_fork(engine[0], request, log))
+        if spec.ranks > 1:  # the workers are processes, which a fork would share
+            verdict = _play(engine.pop(), request)
+            verdict.log = log.read_text(errors="replace")[-LOG:]
+            pipe.send_bytes(msgspec.json.encode(verdict, enc_hook=repr))
+        else:
+            pipe.send_bytes(_fork(engine[0], request, log))
     os._exit(0)
 
 
@@ -180,7 +191,7 @@ class Template:
         log = folder / f"{number:03}.log"
         log.write_text(f"{spec}\n")
         arguments = (theirs, spec, models, answers, log)
-        self._process = context.Process(target=_serve, args=arguments, daemon=True)
+        self._process = context.Process(target=_serve, args=arguments, daemon=spec.ranks == 1)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of forking: no thread of ours holds a lock
             self._process.start()

@@ -185,4 +185,4 @@ def prefixes(tokens: Sequence[int]) -> Iterable[str]:
 
 def script_of(plain: dict[str, Any]) -> Script:
     """The script that stands in a configuration."""
-    return msgspec.convert(plain, Script)
+    return msgspec.convert(plain, Script, str_keys=True)
