@@ -66,6 +66,16 @@ def test_progress_is_told_and_ends_nothing() -> None:
     assert last.stop == 512
 
 
+@pytest.mark.parametrize("stop", [0, -1, 512, 10_000])
+def test_a_landing_that_names_no_part_is_of_the_whole(stop: int) -> None:
+    """Nothing, nonsense, or the end and beyond: the attempt is over, and the ledger hears no less than all."""
+    gate = armed()
+    report = hear(gate, Kind.LANDED, stop=stop)
+    assert report is not None
+    assert report.stop >= 512
+    assert hear(gate, Kind.LANDED) is None
+
+
 def test_a_lease_is_drained_by_its_end() -> None:
     """A landing on lease settles the attempt; only the lease's end drains it, and a repetition does not."""
     gate = armed(side=Side.SAVE)

@@ -77,7 +77,9 @@ class Gate:
         leased: bool = False,
         failure: Failure | None = None,
     ) -> Report | None:
-        """A child's word on a request; ``epoch`` is None where the child does not know which attempt it means."""
+        """A child's word on a request; ``epoch`` is None where the child does not know which attempt it means, and
+        ``stop`` 0 where a landing is of the whole.
+        """
         latch = self._latches.get((request, side), {}).get(child)
         if latch is None:
             self._swallow(child, self._reason(child, epoch))
@@ -86,7 +88,7 @@ class Gate:
             stale = 0 < epoch < latch.order.epoch
             self._swallow(child, Swallow.STALE_EPOCH if stale else Swallow.NEVER_BEGUN)
             return None
-        return self._tell(latch, kind, stop=stop, leased=leased, failure=failure)
+        return self._tell(latch, kind, stop=max(stop, 0), leased=leased, failure=failure)
 
     def expire(self, now: float) -> list[Report]:
         """Settle every attempt whose time is over: it failed, and its child may still be at it."""
