@@ -11,8 +11,8 @@ from forks import Case, Engines, Verdict
 from scripts import STAGE, Script
 
 WHICH = ("stock",)
-"""What the cases run with. The guard joins when ``kvbelay.vllm`` has a ``MultiConnector``, with the async scheduler and a
-hybrid model too: ``("stock", "guard", "guard-async", "guard-hybrid")``; how vLLM's own class fails is shown once.
+"""What the cases run with. The guard joins with the async scheduler and a hybrid model too: ``("stock", "guard",
+"guard-async", "guard-hybrid")``; how vLLM's own class fails is shown once.
 """
 
 
