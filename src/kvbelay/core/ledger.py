@@ -108,19 +108,19 @@ class Ledger:
             error = errors.RequestBusy("an earlier transfer of this request still holds blocks")
             track.failures += (fail(error, _where(track)),)
             track.result = self.policy.fallback if event.side is Side.LOAD else Result.FAILED
-            track.legs = before.legs
+            track.current, track.beside = before.current, before.beside
             before.held += 1
             self._tell(track, now, out, patience_s=0.0)
             return
         if event.side is Side.LOAD:
             record.load = track
             bystanders = (name for name in dict.fromkeys(event.bystanders) if name not in plan)
-            track.legs = tuple(LegRecord(track.request, Side.LOAD, name, bystander=True) for name in bystanders)
+            track.beside = tuple(LegRecord(track.request, Side.LOAD, name, bystander=True) for name in bystanders)
             if event.start >= event.stop:
                 track.result = Result.LOADED
         else:
             record.save = track
-            track.legs = tuple(LegRecord(track.request, Side.SAVE, name) for name in plan)
+            track.beside = tuple(LegRecord(track.request, Side.SAVE, name) for name in plan)
         for leg in track.legs:
             self._apply(track, leg, Said(Kind.DUE), now, out)
         self._settle(track, now, out)
@@ -308,7 +308,7 @@ class Ledger:
                 track.result = Result.SAVED if landed else Result.FAILED
             return
         while True:
-            leg = next((leg for leg in track.legs if not leg.bystander), None)
+            leg = track.current
             if leg is not None and leg.landed:
                 track.winner = leg.child
                 track.result = Result.LOADED
@@ -322,7 +322,7 @@ class Ledger:
                 track.result = self.policy.fallback if track.failures else Result.MISSED
                 return
             leg = LegRecord(track.request, track.side, track.plan[track.next])
-            track.legs = (leg, *(other for other in track.legs if other.bystander))
+            track.current = leg
             track.next += 1
             self._apply(track, leg, Said(Kind.DUE), now, out)
 

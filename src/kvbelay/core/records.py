@@ -27,8 +27,10 @@ class Track(msgspec.Struct, gc=False, eq=False):
     observed: bool = False
     start: int = 0
     """A save begins here each time: what one child has says nothing of another."""
-    legs: tuple[LegRecord, ...] = ()
-    """A load's current leg and its bystanders; all legs of a save."""
+    current: LegRecord | None = None
+    """A load's leg with the child whose turn it is, or lately was."""
+    beside: tuple[LegRecord, ...] = ()
+    """A load's bystanders; all legs of a save."""
     next: int = 0
     """How many children of a load's plan were taken."""
     attempts: int = 0
@@ -43,6 +45,11 @@ class Track(msgspec.Struct, gc=False, eq=False):
     winner: str = ""
     due_at: float = NEVER
     """When the budget lets the outcome go."""
+
+    @property
+    def legs(self) -> tuple[LegRecord, ...]:
+        """All that there are now."""
+        return self.beside if self.current is None else (self.current, *self.beside)
 
 
 class LegRecord(msgspec.Struct, gc=False, eq=False):
