@@ -27,7 +27,7 @@ FAILING = 0.1
 """Share of the reports that are failures; the same child is tried again after a backoff."""
 STEPS = 50
 """Reports made up ahead, and then handled in one go, as ranks send them."""
-POLICY = Policy(attempt_s=ATTEMPT_S, circuit=CircuitPolicy(failures=1_000_000, window_s=0.0))
+POLICY = Policy(attempt_s=ATTEMPT_S, circuit=CircuitPolicy(failures=1_000, window_s=1e-9))
 """Its circuits stay closed: an open one would make the work lighter."""
 
 
