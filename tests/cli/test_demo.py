@@ -119,7 +119,7 @@ DECIDED = [
     ([], "loaded through near"),
     (["near: connection reset"], "retried, loaded through near"),
     (["near: a bit flipped"], "retried, loaded through near"),
-    (["near: told twice", "near: told late"], "loaded through near"),
+    (["near: says done twice", "near: says done late"], "loaded through near"),
     (["near: renamed field", "near: unreadable result"], "near failed, loaded through store"),
     (["prefill killed"], "near failed, loaded through store"),
     ([], "loaded through near"),

@@ -50,7 +50,7 @@ def test_a_lie_that_is_believed_is_a_wrong_answer(
         decode_otherwise(monkeypatch, "other_decode", WITHOUT="checks")
     code = run(monkeypatch, "--requests", "1")
     said = capsys.readouterr().out
-    assert "r00  strikes  near: a lie" in said
+    assert "r00  strikes  near: false success" in said
     if honest:
         assert code == 0
         assert "r00  answers  retried, loaded through near" in said
