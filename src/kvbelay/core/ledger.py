@@ -45,6 +45,7 @@ class Ledger:
         self._timers: Timers[LegRecord | Track] = Timers()
         self._budget = Budget(policy.budget.tokens_per_s, policy.budget.burst)
         self._epoch = 0
+        self._plan: tuple[str, ...] = ()  # the last one: most requests have the same, and share it
 
     def __len__(self) -> int:
         """Requests of which something is left."""
@@ -100,6 +101,9 @@ class Ledger:
             return
         spared = record.tainted if event.side is Side.LOAD else ()
         plan = tuple(name for name in dict.fromkeys(event.plan) if name not in spared)
+        if plan == self._plan:
+            plan = self._plan
+        self._plan = plan
         ends_at = now + event.within_s
         track = Track(
             event.request, event.side, plan, event.stop, event.start, now, ends_at, event.observed, event.start
