@@ -232,7 +232,8 @@ class Engines:
         key = msgspec.json.encode(spec)
         if key not in self._templates:
             STORE.clear()
-            STORE.update(self._kv.get(spec.model, {}))  # what the process that is forked now begins with
+            if spec.ranks == 1:  # what the process that is forked now begins with
+                STORE.update(self._kv.get(spec.model, {}))
             KNOWN.clear()
             KNOWN.update(prefix for prefix, _ in STORE)
             self._templates[key] = Template(spec, self._folder, self._models, self._answers.get(spec.model, {}))
