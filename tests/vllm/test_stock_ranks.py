@@ -1,7 +1,7 @@
 """Two ranks, which are processes of their own: what one of them alone does.
 
-Scripts reach the workers with the configuration. Right is what the same engine computed before, as a plain one of two ranks
-would. Two ranks take long to start, so that one engine sees all the cases.
+Scripts reach the workers with the configuration. Right is what the same engine computed before, as a plain one of two
+ranks would. Two ranks take long to start, so that one engine sees all the cases.
 """
 
 from __future__ import annotations

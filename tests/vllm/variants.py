@@ -30,9 +30,7 @@ class Steps(KVConnectorStats):
 class StepsSeen(KVConnectorPromMetrics):
     def __init__(self, kind: str, vllm_config: Any, metric_types: Any, labelnames: list[str], values: Any) -> None:
         super().__init__(vllm_config, metric_types, labelnames, values)
-        counter = self._counter_cls(
-            name=f"scripted:{kind}", documentation="Steps that a child has seen.", labelnames=labelnames
-        )
+        counter = self._counter_cls(name=f"scripted:{kind}", documentation="Steps seen.", labelnames=labelnames)
         self._seen = create_metric_per_engine(counter, values)
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
