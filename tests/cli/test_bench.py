@@ -19,6 +19,7 @@ from kvbelay.cli.bench.child import Child
 from kvbelay.cli.bench.command import bench
 from kvbelay.cli.bench.ledger import Row
 from kvbelay.cli.bench.ledger_worker import Setup
+from kvbelay.cli.bench.report import Machine
 from kvbelay.cli.bench.scatter import Memory
 from kvbelay.cli.bench.traffic import Burst, Traffic
 from kvbelay.cli.bench.transfer import KIB, MIB, Killed, Layer, Measured, Size, Timed
@@ -107,7 +108,13 @@ def test_bars_are_limits() -> None:
     assert not Bar("", 0.99, 1.0, at_most=False).met
     assert held([Bar("", 2.0, 1.0, waits_for="something")])
     assert not held([Bar("", 0.0, 1.0), Bar("", 2.0, 1.0)])
-    assert sentence([Bar("speed", 2.0, 1.0)], took_s=1.0).startswith("1 of 1 bars are missed: speed.")
+    assert sentence([Bar("speed", 2.0, 1.0)], took_s=1.0).startswith("1 of 1 bars that count are missed: speed.")
+
+
+def test_a_busy_machine_is_said() -> None:
+    """Figures that others have spoilt come with a warning, and no others do."""
+    assert "load 1.5 on 2 cores" in Machine("3.11", "x86_64", 2, 1.5).warning
+    assert not Machine("3.11", "x86_64", 4, 1.5).warning
 
 
 def test_ratio_is_of_the_same_round() -> None:
@@ -127,7 +134,8 @@ def test_ledger_for_real(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     assert "us an event" in result.stdout
     assert "filling a ledger with 300" in result.stderr
     written = json.loads(record.read_bytes())
-    assert {"bench", "seed", "python", "cores", "load", "took_s", "measured", "bars", "good"} <= written.keys()
+    assert {"bench", "seed", "machine", "took_s", "measured", "bars", "good"} <= written.keys()
+    assert {"python", "machine", "cores", "load"} == written["machine"].keys()
     assert (written["bench"], written["seed"]) == ("ledger", 3)
     assert [one["live"] for one in written["measured"]] == [100, 300]
     for one in written["measured"]:

@@ -60,7 +60,7 @@ def sentence(bars: Iterable[Bar], *, took_s: float) -> str:
     missed = [bar.what for bar in counted if not bar.met]
     if not missed:
         return f"All {len(counted)} bars that count are met; it took {took_s:.0f} s."
-    return f"{len(missed)} of {len(counted)} bars are missed: {'; '.join(missed)}. It took {took_s:.0f} s."
+    return f"{len(missed)} of {len(counted)} bars that count are missed: {'; '.join(missed)}. It took {took_s:.0f} s."
 
 
 def ratio(of: Iterable[float], to: Iterable[float]) -> float:

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import platform
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
-import msgspec
 
 from kvbelay.cli.bench import judged, ledger, transfer
-from kvbelay.cli.bench.bars import Bar, bar_table, held, sentence
-from kvbelay.cli.bench.show import Table, show
+from kvbelay.cli.bench.report import Record, report, this_machine
 from kvbelay.errors import ConfigError
 
 MOST_LIVE = 10_000_000
@@ -63,8 +58,7 @@ def numbers(_context: click.Context, _parameter: click.Parameter, text: str) -> 
 def bench() -> None:
     """Measure what it costs, as ratios within one run.
 
-    Absolute figures are those of this machine, at this moment. Bars are the project's own; DESIGN says where they come
-    from.
+    Absolute figures are those of this machine, at this moment; the bars are ratios wherever they can be.
     """
 
 
@@ -84,13 +78,13 @@ def bench_ledger(*, check: bool, json_path: Path | None, seed: int, live: tuple[
     simulated time: requests begin, any of those that wait hear of their attempt next (one in ten has failed, and is
     tried again), some time out, and each outcome is told. Printed are the bytes of a live request (the growth of the
     process's resident set) and the processor time of an event, the median of interleaved rounds; and the slowest 50
-    reports in a row, in which a pause of any kind would show. Takes about two minutes and 1.5 GiB.
+    reports in a row, in which a pause of any kind would show. Takes about a minute and 1 GiB.
     """
-    began = time.monotonic()
+    began, machine = time.monotonic(), this_machine()
     _require_writable(json_path)
     rows = ledger.measure(live, seed, _note)
-    record = Record("ledger", seed, rows, ledger.bars(rows), time.monotonic() - began)
-    _report(record, [ledger.table(rows)], json_path, check=check)
+    record = Record("ledger", seed, machine, time.monotonic() - began, rows, ledger.bars(rows))
+    report(record, [ledger.table(rows)], json_path, check=check)
 
 
 @bench.command("transfer", epilog=TRANSFER_EPILOG)
@@ -104,40 +98,11 @@ def bench_transfer(*, check: bool, json_path: Path | None, seed: int) -> None:
     connector's get is measured with the same batch; and how long after its source was killed in mid-batch a get
     raises. Medians of interleaved rounds. Takes about a minute and 1 GiB.
     """
-    began = time.monotonic()
+    began, machine = time.monotonic(), this_machine()
     _require_writable(json_path)
     measured = transfer.measure(seed, _note)
-    record = Record("transfer", seed, measured, judged.bars(measured), time.monotonic() - began)
-    _report(record, judged.tables(measured), json_path, check=check)
-
-
-class Record(msgspec.Struct):
-    """What ``--json`` writes."""
-
-    bench: str
-    seed: int
-    measured: Any
-    bars: list[Bar]
-    took_s: float
-    python: str = platform.python_version()
-    machine: str = platform.machine()
-    cores: int = len(os.sched_getaffinity(0))
-    load: float = msgspec.field(default_factory=lambda: os.getloadavg()[0])
-    """Mean number of busy threads on the machine in the last minute: more than ``cores`` and the figures suffer."""
-
-
-def _report(record: Record, tables: Sequence[Table], json_path: Path | None, *, check: bool) -> None:
-    """Print it, write it, and exit as ``--check`` wants."""
-    for table in (*tables, bar_table(record.bars)):
-        show(table)
-    click.echo(sentence(record.bars, took_s=record.took_s))
-    good = held(record.bars)
-    if json_path is not None:
-        verdicts = [{**msgspec.to_builtins(bar), "met": bar.met} for bar in record.bars]
-        written = {**msgspec.to_builtins(record), "bars": verdicts, "good": good}
-        json_path.write_bytes(msgspec.json.format(msgspec.json.encode(written)) + b"\n")
-    if check and not good:
-        raise click.exceptions.Exit(1)
+    record = Record("transfer", seed, machine, time.monotonic() - began, measured, judged.bars(measured))
+    report(record, judged.tables(measured), json_path, check=check)
 
 
 def _note(text: str) -> None:

@@ -40,8 +40,8 @@ def _share_bar(size: Size, what: str, seconds: Iterable[float], *, waits_for: st
 def tables(measured: Measured) -> list[Table]:
     """Everything, for people."""
     return [
-        _by_size(measured, "get: the landed digest included", lambda timed: timed.get_s),
-        _by_size(measured, "put and get together: both digests included", lambda timed: timed.both_s),
+        _by_size(measured, "get, which makes the digest of what landed", lambda timed: timed.get_s),
+        _by_size(measured, "put and get together, both digests", lambda timed: timed.both_s),
         _layers(measured.layers),
         _killed(measured.killed),
     ]
@@ -55,7 +55,7 @@ def _by_size(measured: Measured, title: str, seconds: Callable[[Timed], list[flo
     ]
     for index, timed in enumerate(sizes[0].ways):
         rows.append((timed.name, *(_share(size, seconds(size.ways[index])) for size in sizes)))
-    title = f"{in_words(measured.nbytes)} in scattered pieces, as a share of memcpy. {title}"
+    title = f"{in_words(measured.nbytes)} in scattered pieces, as a share of memcpy: {title}"
     return Table(title, ("", *(in_words(size.piece_nbytes) for size in sizes)), rows)
 
 

@@ -52,7 +52,7 @@ def _aligned(cell: str, width: int, at: int) -> str:
 
 
 def _rich(table: Table) -> None:
-    drawn = RichTable(title=table.title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    drawn = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for index, column in enumerate(table.columns):
         drawn.add_column(column, justify="right" if index else "left", overflow="fold")
     for row in table.rows:
@@ -60,4 +60,5 @@ def _rich(table: Table) -> None:
     console = Console(highlight=False, markup=False)
     if console.width < WIDTH and not console.is_terminal:
         console.width = WIDTH
+    console.print(table.title, style="bold")
     console.print(drawn)
