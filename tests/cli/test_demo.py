@@ -185,7 +185,7 @@ def test_progress_and_the_last_line(play: Any) -> None:
     assert "random: its answers mean nothing" in played.said
     assert all(len(line) <= 110 for line in played.lines[:-4])
     assert played.lines[-1] == (
-        "Faults struck 15 times while the KV cache was on its way, and all 12 answers are exactly those that the model "
+        "Faults struck 15 times while the KV cache was on its way, and all 12 answers are exactly what the model "
         "gives alone."
     )
 

@@ -58,7 +58,7 @@ def test_a_lie_that_is_believed_is_a_wrong_answer(
         assert code == 1
         assert "r00  wrong    loaded through near" in said
         assert "1 answers given, 0 identical, 1 wrong, 0 lost." in said
-        assert said.splitlines()[-1] == "This must not happen: 1 answers are wrong. Please report it."
+        assert said.splitlines()[-1] == "This must not happen: 1 answer is wrong. Please report it."
 
 
 @pytest.mark.usefixtures("signals")
@@ -79,7 +79,7 @@ def test_a_decode_process_that_goes_wrong(
     assert run(monkeypatch, "--requests", "1") == 1
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith(f"r00  lost     {said}") for line in lines)
-    assert lines[-1] == "This must not happen: 1 answers are lost, the end could not be seen. Please report it."
+    assert lines[-1] == "This must not happen: 1 answer is lost, the end could not be seen. Please report it."
 
 
 @pytest.mark.usefixtures("signals")
@@ -129,8 +129,8 @@ def summary(*rows: Row, faults: str = "default", end: Ended | None = END) -> Sum
 @pytest.mark.parametrize(
     ("bad", "reason"),
     [
-        (summary(GOOD, msgspec.structs.replace(GOOD, verdict=Verdict.WRONG)), "1 answers are wrong"),
-        (summary(GOOD, msgspec.structs.replace(GOOD, verdict=Verdict.LOST)), "1 answers are lost"),
+        (summary(GOOD, msgspec.structs.replace(GOOD, verdict=Verdict.WRONG)), "1 answer is wrong"),
+        (summary(GOOD, msgspec.structs.replace(GOOD, verdict=Verdict.LOST)), "1 answer is lost"),
         (summary(msgspec.structs.replace(GOOD, recomputed=16), faults="none"), "16 tokens were recomputed although"),
         (summary(end=Ended({}, 1, 0)), "something was left behind"),
         (summary(end=Ended({}, 0, 1)), "something was left behind"),

@@ -60,8 +60,8 @@ class Summary(msgspec.Struct):
     def wrongs(self) -> list[str]:
         """What must not have happened."""
         found = {
-            f"{self.count(Verdict.WRONG)} answers are wrong": self.count(Verdict.WRONG),
-            f"{self.count(Verdict.LOST)} answers are lost": self.count(Verdict.LOST),
+            f"{_answers(self.count(Verdict.WRONG))} wrong": self.count(Verdict.WRONG),
+            f"{_answers(self.count(Verdict.LOST))} lost": self.count(Verdict.LOST),
             f"{self.recomputed} tokens were recomputed although nothing struck": self.faults == "none"
             and self.recomputed,
             "something was left behind": self.end is not None and (self.end.pending or self.end.blocks),
@@ -139,9 +139,16 @@ def _figures(summary: Summary) -> Iterator[str]:
 def _sentence(summary: Summary) -> str:
     if not summary.good:
         return f"This must not happen: {', '.join(summary.wrongs)}. Please report it."
-    same = f"all {len(summary.rows)} answers are exactly those that the model gives alone"
+    same = (
+        f"{'all' if len(summary.rows) > 1 else 'the'} {_answers(len(summary.rows))} exactly what the model gives alone"
+    )
     if not any(row.movable for row in summary.rows):
         return f"The prompts are so short that there was nothing to move; {same}."
     if summary.struck or summary.recomputed:
-        return f"Faults struck {summary.struck} times while the KV cache was on its way, and {same}."
+        times = "once" if summary.struck == 1 else f"{summary.struck} times"
+        return f"Faults struck {times} while the KV cache was on its way, and {same}."
     return f"Nothing went wrong: all of the KV cache came over, nothing was computed twice, and {same}."
+
+
+def _answers(count: int) -> str:
+    return "1 answer is" if count == 1 else f"{count} answers are"
