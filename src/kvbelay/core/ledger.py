@@ -104,9 +104,8 @@ class Ledger:
         if plan == self._plan:
             plan = self._plan
         self._plan = plan
-        ends_at = now + event.within_s
         track = Track(
-            event.request, event.side, plan, event.stop, event.start, now, ends_at, event.observed, event.start
+            event.request, event.side, plan, event.stop, event.start, now, event.within_s, event.observed, event.start
         )
         if before is not None:  # told, but blocks of it are still held: a second transfer could meet the first
             error = errors.RequestBusy("an earlier transfer of this request still holds blocks")

@@ -23,7 +23,7 @@ class Track(msgspec.Struct, gc=False, eq=False):
     goal: int
     watermark: int
     began_at: float
-    ends_at: float
+    within_s: float
     observed: bool = False
     start: int = 0
     """A save begins here each time: what one child has says nothing of another."""
@@ -45,6 +45,11 @@ class Track(msgspec.Struct, gc=False, eq=False):
     winner: str = ""
     due_at: float = NEVER
     """When the budget lets the outcome go."""
+
+    @property
+    def ends_at(self) -> float:
+        """When it has to be over."""
+        return self.began_at + self.within_s
 
     @property
     def legs(self) -> tuple[LegRecord, ...]:
