@@ -99,15 +99,17 @@ def planted(fault: Fault, source: Path) -> Iterator[None]:
         path.write_text(text, encoding="utf-8")
 
 
-def run(tests: Sequence[str], source: Path) -> int:
-    """Run these tests against that copy: pytest's exit code; `FAILED` if they hang."""
+def run(tests: Sequence[str], source: Path) -> tuple[int, str]:
+    """Run these tests against that copy: pytest's exit code and the end of what it says; `FAILED` if they hang."""
     environment = {**os.environ, "PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1", "CI": "false"}
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
     try:
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, timeout=LIMIT_S, check=False)
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
+        )
     except subprocess.TimeoutExpired:
-        return FAILED
-    return done.returncode
+        return FAILED, f"nothing for {LIMIT_S:.0f} s"
+    return done.returncode, done.stdout[-2000:]
 
 
 def judge(fault: Fault, sources: SimpleQueue[Path]) -> Verdict:
@@ -118,7 +120,7 @@ def judge(fault: Fault, sources: SimpleQueue[Path]) -> Verdict:
         source = sources.get()
         try:
             with planted(fault, source):
-                code = run(fault.test.split(), source)
+                code, _ = run(fault.test.split(), source)
         finally:
             sources.put(source)
         result = {0: "NOT CAUGHT", FAILED: "caught"}.get(code, f"its test cannot be run (pytest says {code})")
@@ -146,9 +148,9 @@ def main() -> int:
         sources: SimpleQueue[Path] = SimpleQueue()
         for job in range(jobs):
             sources.put(copy(Path(folder) / str(job)))
-        clean = run(sorted({test for fault in chosen for test in fault.test.split()}), Path(folder) / "0")
+        clean, said = run(sorted({test for fault in chosen for test in fault.test.split()}), Path(folder) / "0")
         if clean != 0:
-            print(f"the tests do not pass without any fault (pytest says {clean})")
+            print(f"{said}\nthe tests do not pass without any fault (pytest says {clean})")
             return 1
         verdicts = []
         for verdict in pool.map(lambda fault: judge(fault, sources), chosen):
