@@ -26,7 +26,12 @@ else:
 
     @pytest.fixture(params=WHICH)
     def which(request: pytest.FixtureRequest) -> str:
-        """The class that holds the children."""
+        """The class that holds the children, and the engine's mode."""
+        return request.param
+
+    @pytest.fixture(params=[which for which in WHICH if "-" not in which])
+    def holder(request: pytest.FixtureRequest) -> str:
+        """The class alone: a test that chooses its modes itself, or that has only one."""
         return request.param
 
     @pytest.fixture(scope="session")

@@ -377,16 +377,11 @@ class WorkerHalf(Half):
     def _advance(self) -> KVConnectorTransferResults:
         """One step further with everything that is under way."""
         results = KVConnectorTransferResults()
-        for live in self._live_loads:
-            self._advance_load(live, results)
-        for live in self._live_saves:
-            if live.age == live.plan.read:
-                self._read(live.order)
-            if live.age in live.plan.reports:
-                results.finished_sending.add(live.order.request)
-            live.age += 1
+        for live in (*self._live_loads, *self._live_saves):
+            if live.order.request not in STAGE.frozen:
+                self._advance_load(live, results) if isinstance(live.plan, Load) else self._advance_save(live, results)
         self._live_loads = [live for live in self._live_loads if live.age <= live.plan.last]
-        self._live_saves = [live for live in self._live_saves if live.age <= max(live.plan.reports, default=-1)]
+        self._live_saves = [live for live in self._live_saves if live.age <= live.plan.last]
         for phantom in self.script.phantoms:
             if phantom.step == self._steps:
                 results.finished_sending.update(phantom.sent)
@@ -398,6 +393,13 @@ class WorkerHalf(Half):
             for name in names:
                 self.note(what, name)
         return results
+
+    def _advance_save(self, live: Live, results: KVConnectorTransferResults) -> None:
+        if live.age == live.plan.read:
+            self._read(live.order)
+        if live.age in live.plan.reports:
+            results.finished_sending.add(live.order.request)
+        live.age += 1
 
     def _advance_load(self, live: Live, results: KVConnectorTransferResults) -> None:
         order, plan, age = live.order, live.plan, live.age

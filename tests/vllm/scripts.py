@@ -88,6 +88,11 @@ class Save(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """The age at which the blocks are read, if the answer was to hold them."""
     reports: tuple[int, ...] = (1,)
 
+    @property
+    def last(self) -> int:
+        """The age at which nothing more will come."""
+        return max([*self.reports, -1 if self.read is None else self.read])
+
 
 class Phantom(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A report out of nowhere, at a step of the worker since the script was put up."""
@@ -154,6 +159,8 @@ class Stage:
         self.calls: list[Call] = []
         self.step = 0
         """The engine's step."""
+        self.frozen: set[str] = set()
+        """Requests whose transfers do not go on."""
 
     def of(self, child: str, hook: str, request: str = "") -> list[Call]:
         """The calls of one hook of one child, about one request if one is named."""

@@ -67,7 +67,7 @@ HOOKS = {
 
 
 def odd_answer(engine: Engine, odd: str) -> None:
-    """X and y offer alike; a hook of x answers something odd."""
+    """Both children offer alike; a hook of x answers something odd."""
     fault = Fault(hook=HOOKS[odd[0]], answer=ODD[odd], times=1)
     put_up(x=Script(offer=96, faults=(fault,)), y=Script(offer=96))
     for number in range(4):

@@ -33,14 +33,14 @@ def without_faults(engine: Engine) -> None:
 @CACHING
 @SCHEDULERS
 @MODELS
-def test_no_faults(standing: Engines, which: str, *, model: str, asynchronous: bool, caching: bool) -> None:
+def test_no_faults(standing: Engines, holder: str, *, model: str, asynchronous: bool, caching: bool) -> None:
     """Without faults nothing is computed twice, and each child hears of its own completions only."""
     spec = Spec(model=model, asynchronous=asynchronous, prefix_caching=caching)
-    prove(standing, which, without_faults, Stock("broken", "y hears of"), spec)
+    prove(standing, holder, without_faults, Stock("broken", "y hears of"), spec)
 
 
 def split_between_children(engine: Engine) -> None:
-    """Y has what x has not."""
+    """Child y has what x has not."""
     put_up(x=Script(offer=0), y=Script(offer=64))
     engine.add("r", 0)
     engine.finish()
@@ -50,13 +50,13 @@ def split_between_children(engine: Engine) -> None:
 
 @SCHEDULERS
 @MODELS
-def test_second_child_serves(standing: Engines, which: str, *, model: str, asynchronous: bool) -> None:
+def test_second_child_serves(standing: Engines, holder: str, *, model: str, asynchronous: bool) -> None:
     """A miss of the first child is not a failure."""
-    prove(standing, which, split_between_children, HOLDS, Spec(model=model, asynchronous=asynchronous))
+    prove(standing, holder, split_between_children, HOLDS, Spec(model=model, asynchronous=asynchronous))
 
 
 def synchronous_load(engine: Engine) -> None:
-    """X loads in the step that uses the KV; y as others do."""
+    """Child x loads in the step that uses the KV; y as others do."""
     put_up(x=Script(offer=96, asynchronous=False))
     for number in range(3):
         engine.add(f"r{number}", number)
@@ -69,10 +69,10 @@ def synchronous_load(engine: Engine) -> None:
 
 @SCHEDULERS
 @MODELS
-def test_synchronous_load(standing: Engines, which: str, *, model: str, asynchronous: bool) -> None:
+def test_synchronous_load(standing: Engines, holder: str, *, model: str, asynchronous: bool) -> None:
     """A child that only loads synchronously works where its failure could be borne, and is refused elsewhere."""
     spec = Spec(model=model, asynchronous=asynchronous)
-    verdict = prove(standing, which, synchronous_load, HOLDS, spec)
+    verdict = prove(standing, holder, synchronous_load, HOLDS, spec)
     if model == "llama":
         assert verdict.facts["x"] == 96
 
@@ -108,15 +108,15 @@ GROUPS = Stock("dead", "not supported for models with multiple KV cache groups")
     ],
 )
 def test_synchronous_failure(
-    standing: Engines, which: str, *, policy: str, model: str, asynchronous: bool, stock: Stock
+    standing: Engines, holder: str, *, policy: str, model: str, asynchronous: bool, stock: Stock
 ) -> None:
     """A synchronous load that fails costs one request at most; where it would cost the engine it is not begun."""
     spec = Spec(policy=policy, model=model, asynchronous=asynchronous)
-    prove(standing, which, synchronous_failure, stock, spec)
+    prove(standing, holder, synchronous_failure, stock, spec)
 
 
 def preempted_and_restored(engine: Engine) -> None:
-    """X offloads what is computed, and restores what a preemption threw away."""
+    """Child x offloads what is computed, and restores what a preemption threw away."""
     put_up(x=Script(offer=192, writes_through=True))
     engine.add("r0", 0, new=40)
     engine.add("r1", 1, new=40)
@@ -128,7 +128,7 @@ def preempted_and_restored(engine: Engine) -> None:
 
 
 @SCHEDULERS
-def test_preemption_restores(standing: Engines, which: str, *, asynchronous: bool) -> None:
+def test_preemption_restores(standing: Engines, holder: str, *, asynchronous: bool) -> None:
     """A request that was preempted loads a second time from the child that loaded it first."""
     spec = Spec(blocks=10, asynchronous=asynchronous, prefix_caching=False)
-    prove(standing, which, preempted_and_restored, HOLDS, spec)
+    prove(standing, holder, preempted_and_restored, HOLDS, spec)

@@ -40,10 +40,12 @@ def counted(engine: Engine, series: tuple[str, ...]) -> list[str]:
         pytest.param("BadStatsConnector", "CountingConnector", ("y",), Stock("dead", "no statistics"), id="bad-stats"),
     ],
 )
-def test_14_statistics(standing: Engines, which: str, *, x: str, y: str, series: tuple[str, ...], stock: Stock) -> None:
+def test_14_statistics(
+    standing: Engines, holder: str, *, x: str, y: str, series: tuple[str, ...], stock: Stock
+) -> None:
     """Each child that has a series has it under its own name, whatever the others' classes lack."""
     children = (
         Child(name="x", kind=x, module="variants"),
         Child(name="y", kind=y, module="variants") if y else Child(name="y"),
     )
-    prove(standing, which, counted, stock, Spec(children=children, stats=True), series=series, fresh=True)
+    prove(standing, holder, counted, stock, Spec(children=children, stats=True), series=series, fresh=True)

@@ -51,7 +51,7 @@ def outcome(engine: Engine, name: str, first: str) -> str:
 
 
 def one_rank_differs(engine: Engine) -> dict[str, str]:
-    """X saves every prompt on both ranks; then the ranks load them, each in its way."""
+    """Child x saves every prompt on both ranks; then the ranks load them, each in its way."""
     for number in range(len(CASES)):
         engine.add(f"first{number}", number)
     engine.finish()
@@ -65,10 +65,10 @@ def one_rank_differs(engine: Engine) -> dict[str, str]:
     return outcomes
 
 
-def test_one_rank_differs(standing: Engines, which: str) -> None:
+def test_one_rank_differs(standing: Engines, holder: str) -> None:
     """A load is over when every rank has ended its own, once; it is good if all of them are."""
     loads = {f"{name}@{rank}": (case[rank],) for name, case in CASES.items() for rank in (0, 1)}
     script = msgspec.to_builtins(Script(offer=96, writes_through=True, loads=loads), str_keys=True)
     spec = Spec(ranks=2, children=(Child(name="x", script=script), Child(name="y")), belay=DEADLINES)
-    verdict = prove(standing, which, one_rank_differs, HOLDS, spec, seconds=120.0, fresh=True)
-    assert verdict.facts == {name: case.guard if "guard" in which else case.stock for name, case in CASES.items()}
+    verdict = prove(standing, holder, one_rank_differs, HOLDS, spec, seconds=120.0, fresh=True)
+    assert verdict.facts == {name: case.guard if holder == "guard" else case.stock for name, case in CASES.items()}

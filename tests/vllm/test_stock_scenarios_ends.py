@@ -64,7 +64,7 @@ def test_5_phantom_send_under_a_load(standing: Engines, which: str, reports: int
 
 
 def completion_after_free(engine: Engine, again: int, stranger: int) -> None:
-    """X reports r again when it is long gone, and a request that nobody has ever seen."""
+    """Child x reports r again when it is long gone, and a request that nobody has ever seen."""
     put_up(
         x=Script(
             offer=96,
@@ -113,7 +113,7 @@ def test_12_key_clash(standing: Engines, which: str) -> None:
 
 
 def duplicate_send(engine: Engine, reports: int) -> None:
-    """X reports its send twice; y has not even read the blocks then."""
+    """Child x reports its send twice; y has not even read the blocks then."""
     put_up(
         x=Script(saves={"r": Save(holds=True, reports=(1, 2))}),
         y=Script(saves={"r": Save(holds=True, read=9, reports=(reports,))}),

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import pytest
 from engine import Engine, Spec
-from expect import DEADLINES, HOLDS, UNKNOWN, Stock, busy, prove, put_up
+from expect import DEADLINES, HOLDS, PATIENCE_S, UNKNOWN, Stock, busy, prove, put_up
 from forks import Engines
 from scripts import EVER, STAGE, Load, Save, Script
 
 SOON = Spec(belay=DEADLINES)
-LATE = 400
-"""Steps: long after every deadline."""
 
 
-def silent_load(engine: Engine, other: int, late: int, garbage: bool) -> None:
-    """X begins r's load, and tells nothing of it before the age ``late``; y has the first ``other`` tokens."""
-    load = Load(copy=None, garbage=(late - 1,) if garbage else (), reports=(late,))
+def silent_load(engine: Engine, other: int, garbage: bool) -> None:
+    """Child x begins r's load, and tells nothing of it until it thaws; y has the first ``other`` tokens."""
+    STAGE.frozen.add("r")
+    load = Load(copy=None, garbage=(3,) if garbage else (), reports=(4,))
     put_up(x=Script(offer=96, loads={"r": (load,)}), y=Script(offer=other))
     engine.add("r", 0)
     engine.add("by", 1, new=30)
-    engine.run(lambda: "r" in engine.ended, steps=late // 2)
+    engine.finish("r", seconds=PATIENCE_S)
     engine.finish()
     engine.right()
-    engine.served("r", "y", other)
+    engine.served_or_computed("r", "y", other)
     engine.served("by", "x", 96)
     assert engine.in_use() > 0, "the blocks are free, and x has not said that it is done"
+    STAGE.frozen.clear()
     busy(engine, lambda: bool(STAGE.of("x", "said received", "r")))
 
 
@@ -33,14 +33,14 @@ def silent_load(engine: Engine, other: int, late: int, garbage: bool) -> None:
 def test_a_load_that_is_never_reported(standing: Engines, which: str, other: int, garbage: bool) -> None:
     """A deadline ends the wait, not the child's claim on the blocks, which its late report does."""
     stock = Stock("stuck", "'r': 'WAITING_FOR_REMOTE_KVS'")
-    prove(standing, which, silent_load, stock, SOON, other=other, late=LATE, garbage=garbage)
+    prove(standing, which, silent_load, stock, SOON, other=other, garbage=garbage)
 
 
 def looks_for_ever(engine: Engine, other: int) -> None:
-    """X never says whether it has r."""
+    """Child x never says whether it has r."""
     put_up(x=Script(offer=96, looking=EVER), y=Script(offer=other))
     engine.add("r", 0)
-    engine.run(lambda: "r" in engine.ended, steps=LATE)
+    engine.finish("r", seconds=PATIENCE_S)
     engine.right()
     engine.served("r", "y", other)
 
@@ -52,12 +52,15 @@ def test_a_look_up_that_never_ends(standing: Engines, which: str, other: int) ->
 
 
 def silent_send(engine: Engine) -> None:
-    """X takes the blocks of a request that has ended, and tells nothing of it for long."""
-    put_up(x=Script(saves={"r": Save(holds=True, read=None, reports=(LATE,))}))
+    """Child x takes the blocks of a request that has ended, and tells nothing of it for long."""
+    STAGE.frozen.add("r")
+    put_up(x=Script(saves={"r": Save(holds=True, reports=(1,))}))
     engine.add("r", 0)
     engine.finish()
     engine.right()
-    engine.run(lambda: "r" not in engine.scheduler.requests, steps=LATE // 2)
+    engine.run(lambda: "r" not in engine.scheduler.requests, seconds=PATIENCE_S)
+    STAGE.frozen.clear()
+    busy(engine, lambda: bool(STAGE.of("x", "said sent", "r")))
 
 
 def test_a_send_that_is_never_reported(standing: Engines, which: str) -> None:
@@ -66,7 +69,7 @@ def test_a_send_that_is_never_reported(standing: Engines, which: str) -> None:
 
 
 def abort_then_completion(engine: Engine, load: Load, holds: bool) -> None:
-    """R is aborted while x loads; x may take the blocks for a save as well."""
+    """While x loads, r is aborted; x may take the blocks for a save as well."""
     put_up(x=Script(offer=96, loads={"r": (load,)}, saves={"r": Save(holds=holds, reports=(3,))}))
     engine.add("by", 1, new=30)
     engine.add("r", 0)
@@ -92,7 +95,7 @@ def test_an_abort_during_a_load(standing: Engines, which: str, *, load: Load, st
 
 
 def duplicate(engine: Engine, reports: tuple[int, ...]) -> None:
-    """X reports r's load more than once."""
+    """Child x reports r's load more than once."""
     put_up(x=Script(offer=96, loads={"r": (Load(reports=reports),)}))
     engine.add("by", 1, new=30)
     engine.add("r", 0)
