@@ -55,7 +55,12 @@ def measured(*, memory: float = 0.7, stream: float = 0.3, killed_s: float = 0.01
         for piece in transfer.PIECES
     ]
     layers = [Layer("memory", 64 * KIB, MIB, [0.001] * 3, [0.0012] * 3)]
-    return Measured(64 * MIB, sizes, layers, [Killed("stream, unix", [killed_s] * 3)])
+    return Measured(
+        64 * MIB,
+        sizes,
+        layers,
+        [Killed("stream, unix", 128 * MIB, [killed_s] * 3), Killed("stream, unix", 1152 * MIB, [9.0] * 3)],
+    )
 
 
 @pytest.mark.parametrize(
@@ -150,7 +155,7 @@ def test_ledger_for_real(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
 @pytest.fixture
 def _tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """32 MiB: more than the sockets' buffers hold, so that a source killed midway still owes most of it."""
-    for name, value in (("PIECES", (64 * KIB,)), ("BATCH", 32 * MIB), ("ROUNDS", 1), ("KILLS", 1)):
+    for name, value in (("PIECES", (64 * KIB,)), ("BATCH", 32 * MIB), ("ROUNDS", 1), ("KILLS", 1), ("BALLAST", (0,))):
         monkeypatch.setattr(transfer, name, value)
 
 
@@ -214,7 +219,7 @@ def test_a_source_killed_too_late_is_no_measurement(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(transfer, "BATCH", 64 * KIB)
     monkeypatch.setattr(transfer, "MIDWAY", 10_000)
     with pytest.raises(KvbelayError, match="killed too late"):
-        transfer._killed("stream, tcp", "tcp://127.0.0.1:0", 0, print)
+        transfer._killed("stream, tcp", "tcp://127.0.0.1:0", 0, 0, print)
 
 
 def test_memory_is_scattered() -> None:

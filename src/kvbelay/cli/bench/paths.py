@@ -84,9 +84,9 @@ class There:
         self.connector.close()
 
 
-def source(name: str, listen: str, nbytes: int, seed: int) -> Child:
+def source(name: str, listen: str, nbytes: int, seed: int, *, ballast_nbytes: int = 0) -> Child:
     """A process of its own that serves there."""
-    return Child("source", Setup(listen, name, nbytes, seed))
+    return Child("source", Setup(listen, name, nbytes, seed, ballast_nbytes))
 
 
 @contextlib.contextmanager

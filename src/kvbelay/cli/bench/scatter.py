@@ -14,6 +14,9 @@ FINGERPRINT = Fingerprint(
 )
 SPARSE = 2
 """A region is as many times as large as the batch in it."""
+FILL = 1 << 24
+"""Bytes that are made at a time."""
+POISON = b"\xa5"
 
 
 class Memory:
@@ -35,11 +38,15 @@ class Memory:
 
     def fill(self) -> None:
         """Random bytes, all over."""
-        self._region[:] = self._dice.randbytes(self._nbytes)
+        for start in range(0, self._nbytes, FILL):
+            part = self._region[start : start + FILL]
+            part[:] = self._dice.randbytes(len(part))
 
     def poison(self) -> None:
         """The same byte, all over."""
-        self._region[:] = bytes([0xA5]) * self._nbytes
+        for start in range(0, self._nbytes, FILL):
+            part = self._region[start : start + FILL]
+            part[:] = POISON * len(part)
 
     def batch(self, piece_nbytes: int, nbytes: int, *, request: str = "bench") -> TransferBatch:
         """``nbytes`` bytes in pieces of ``piece_nbytes``, none of which follows on the one before it."""

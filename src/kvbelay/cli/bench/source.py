@@ -15,6 +15,7 @@ from kvbelay.core.model import Ticket
 from kvbelay.runtime.deadline import Until
 
 WITHIN_S = 60.0
+BALLAST = b"\x01"
 
 
 class Setup(msgspec.Struct, frozen=True):
@@ -25,6 +26,8 @@ class Setup(msgspec.Struct, frozen=True):
     nbytes: int
     """Of the largest batch."""
     seed: int
+    ballast_nbytes: int = 0
+    """Memory that it holds besides, as an engine does."""
 
 
 class Put(msgspec.Struct, frozen=True):
@@ -44,6 +47,7 @@ class Published(msgspec.Struct, frozen=True):
 @contextlib.contextmanager
 def start(setup: Setup) -> Iterator[Callable[[Put], Published]]:
     """For `serve`."""
+    ballast = BALLAST * setup.ballast_nbytes
     memory = Memory(setup.nbytes, setup.seed)
     memory.fill()
     config = StreamConfig(listen=setup.listen, lease_s=WITHIN_S)
@@ -56,6 +60,7 @@ def start(setup: Setup) -> Iterator[Callable[[Put], Published]]:
             return Published(ticket, time.perf_counter() - began)
 
         yield put
+    del ballast
 
 
 if __name__ == "__main__":

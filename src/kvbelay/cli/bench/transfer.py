@@ -13,7 +13,7 @@ from itertools import count
 import msgspec
 
 from kvbelay.cli.bench.paths import WITHIN_S, There, Way, addresses, all_ways, source
-from kvbelay.cli.bench.scatter import Memory
+from kvbelay.cli.bench.scatter import SPARSE, Memory
 from kvbelay.connectors.port import Connector
 from kvbelay.connectors.spans import digest_batch, digest_pieces, pieces
 from kvbelay.core.model import BatchResult, Result, Ticket, TransferBatch
@@ -28,6 +28,8 @@ BATCH = 64 * MIB
 SMALL = MIB
 ROUNDS = 9
 KILLS = 5
+BALLAST = (0, 1024 * MIB)
+"""What a source that is killed holds besides its batches. The kernel frees memory before it closes sockets."""
 MIDWAY = 24
 """Asked so often, a get of `BATCH` has about a fifth of it."""
 
@@ -69,6 +71,8 @@ class Killed(msgspec.Struct):
     """How long after its source was killed, in mid-batch, a get raised: seconds."""
 
     name: str
+    source_nbytes: int
+    """Memory of the source."""
     known_s: list[float] = []
 
 
@@ -94,7 +98,11 @@ def measure(seed: int, note: Callable[[str], None]) -> Measured:
             for piece_nbytes, nbytes in ((256 * KIB, BATCH), (64 * KIB, SMALL))
         ]
     with addresses() as listening:
-        killed = [_killed(name, listen, seed, note) for name, listen in listening.items()]
+        killed = [
+            _killed(name, listen, ballast_nbytes, seed, note)
+            for ballast_nbytes in BALLAST
+            for name, listen in listening.items()
+        ]
     return Measured(BATCH, sizes, layers, killed)
 
 
@@ -140,13 +148,16 @@ def _layer(way: Way, landing: Memory, piece_nbytes: int, nbytes: int, note: Call
     return layer
 
 
-def _killed(name: str, listen: str, seed: int, note: Callable[[str], None]) -> Killed:
-    killed = Killed(name)
+def _killed(name: str, listen: str, ballast_nbytes: int, seed: int, note: Callable[[str], None]) -> Killed:
+    killed = Killed(name, SPARSE * BATCH + ballast_nbytes)
     landing = Memory(BATCH, seed + 1)
     batch = landing.batch(256 * KIB, BATCH)
-    note(f"{name}: killing {KILLS} sources in mid-batch")
+    note(f"{name}: killing {KILLS} sources of {in_words(killed.source_nbytes)} in mid-batch")
     for _ in range(KILLS):
-        with source(name, listen, BATCH, seed) as child, closing(There(name, child)) as way:
+        with (
+            source(name, listen, BATCH, seed, ballast_nbytes=ballast_nbytes) as child,
+            closing(There(name, child)) as way,
+        ):
             ticket, _ = way.put(256 * KIB, BATCH)
             strike = Strike(child.pid)
             try:
