@@ -26,7 +26,8 @@ class Residue:
     def __init__(self, directory: Path, keeps: Iterable[str]) -> None:
         self._directory = directory
         self._keeps = tuple(keeps)
-        self._before = self._now()
+        # A segment of somebody else's that dies meanwhile is mapped by nobody: it must not look like one of ours.
+        self._before = {*self._now(), *_named(_all_segments())}
 
     def found(self, patience_s: float) -> list[str]:
         """What is left, as one line each; waits up to ``patience_s`` seconds for it to go."""
@@ -65,10 +66,16 @@ def _target(link: Path) -> Path | None:
 
 def _segments() -> set[str]:
     """Shared memory segments that no other process maps: those are theirs."""
-    if not _SHM.is_dir():
-        return set()
-    names = {str(path) for path in _SHM.iterdir()}
-    return {f"shared memory {name}" for name in names - _mapped_elsewhere() if name} if names else set()
+    names = _all_segments()
+    return _named(names - _mapped_elsewhere()) if names else set()
+
+
+def _all_segments() -> set[str]:
+    return {str(path) for path in _SHM.iterdir()} if _SHM.is_dir() else set()
+
+
+def _named(segments: set[str]) -> set[str]:
+    return {f"shared memory {name}" for name in segments}
 
 
 def _mapped_elsewhere() -> set[str]:
