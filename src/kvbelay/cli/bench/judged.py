@@ -13,7 +13,7 @@ LEAST_SMALL, LEAST = 0.45, 0.60
 """Verified, on the same host, of memcpy: with pieces of 16 KiB, and with larger ones."""
 MOST_KILLED_S = 0.050
 FAST_PATH = "process_vm_readv"
-TEARDOWN = "a look at the dying process"
+TEARDOWN = "word of its exit"
 """The kernel closes a dead process's sockets only when it has freed its memory, which takes about 0.1 ms a MiB."""
 
 
@@ -23,12 +23,12 @@ def bars(measured: Measured) -> list[Bar]:
     for size in measured.sizes:
         ways = {timed.name: timed for timed in size.ways}
         found += [
-            _share_bar(size, "memory, get", ways["memory"].get_s),
-            _share_bar(size, "stream, unix, put and get", ways["stream, unix"].both_s, waits_for=FAST_PATH),
+            _share_bar(size, "memory: get", ways["memory"].get_s),
+            _share_bar(size, "stream, unix: put and get", ways["stream, unix"].both_s, waits_for=FAST_PATH),
         ]
     least = min(killed.source_nbytes for killed in measured.killed)
     for killed in measured.killed:
-        what = f"{killed.name}, a killed source of {in_words(killed.source_nbytes)} is known after"
+        what = f"{killed.name}: death known of a source of {in_words(killed.source_nbytes)}"
         waits_for = "" if killed.source_nbytes == least else TEARDOWN
         found.append(Bar(what, median(killed.known_s) * 1e3, MOST_KILLED_S * 1e3, " ms", waits_for=waits_for))
     return found
@@ -36,8 +36,8 @@ def bars(measured: Measured) -> list[Bar]:
 
 def _share_bar(size: Size, what: str, seconds: Iterable[float], *, waits_for: str = "") -> Bar:
     limit = LEAST_SMALL if size.piece_nbytes < 64 * KIB else LEAST
-    what = f"{what}, verified, of memcpy, {in_words(size.piece_nbytes)}"
-    return Bar(what, ratio(size.memcpy_s, seconds), limit, "x", at_most=False, waits_for=waits_for)
+    what = f"{what}, pieces of {in_words(size.piece_nbytes)}"
+    return Bar(what, ratio(size.memcpy_s, seconds), limit, " of memcpy", at_most=False, waits_for=waits_for)
 
 
 def tables(measured: Measured) -> list[Table]:
