@@ -7,12 +7,13 @@ taken at once when they are cleared, and only the bucket whose turn it is gets s
 from __future__ import annotations
 
 import heapq
-from operator import attrgetter
+from itertools import count
 from typing import Generic, Protocol, TypeVar
 
 NEVER = float("inf")
-BUCKET_S = 1 / 64
-"""What is due within the same so many seconds waits together. A power of two, so that dividing by it is exact."""
+BUCKET_S = 1 / 256
+"""What is due within the same so many seconds waits together. A power of two, so that dividing by it is exact. Larger
+buckets leave the processor's cache, smaller ones cost memory where timers are few."""
 _SLACK = 64
 
 
@@ -32,24 +33,21 @@ class Timers(Generic[Owner]):
 
     def __init__(self) -> None:
         self._buckets: dict[float, dict[Owner, None]] = {}
-        self._heap: list[float] = []
-        """The keys of all buckets, and of some that are gone."""
-        self._sorted: float | None = None
-        """Which bucket has been sorted, and not been added to since."""
-        self._soonest: list[Owner] = []
-        """What was in it then, the soonest last."""
+        self._keys: list[float] = []
+        """A heap: of all buckets, and of some that are gone."""
+        self._open: float | None = None
+        """Which bucket's turn it is, or was."""
+        self._soonest: list[tuple[float, int, Owner]] = []
+        """A heap: all that is in the open bucket, and some that was."""
+        self._order = count()
 
     def set(self, owner: Owner, when: float) -> None:
         """Set the owner's timer, or with ``NEVER`` clear it."""
         if owner.due_at != NEVER:
-            key = owner.due_at // BUCKET_S
-            bucket = self._buckets[key]
-            del bucket[owner]
-            if not bucket:
-                del self._buckets[key]
+            self._take(owner)
         owner.due_at = when
         if when != NEVER:
-            self._bucket(when // BUCKET_S)[owner] = None
+            self._put(owner, when)
 
     def due(self) -> float | None:
         """The earliest time that is set."""
@@ -64,30 +62,41 @@ class Timers(Generic[Owner]):
         self.set(first, NEVER)
         return first
 
-    def _bucket(self, key: float) -> dict[Owner, None]:
-        """The bucket, to be added to."""
-        if key == self._sorted:
-            self._sorted = None
+    def _take(self, owner: Owner) -> None:
+        key = owner.due_at // BUCKET_S
+        bucket = self._buckets[key]
+        del bucket[owner]
+        if not bucket:
+            del self._buckets[key]
+
+    def _put(self, owner: Owner, when: float) -> None:
+        key = when // BUCKET_S
         bucket = self._buckets.get(key)
         if bucket is None:
             bucket = self._buckets[key] = {}
-            heapq.heappush(self._heap, key)
-            if len(self._heap) > 2 * len(self._buckets) + _SLACK:
-                self._heap = sorted(self._buckets)
-        return bucket
+            heapq.heappush(self._keys, key)
+            if len(self._keys) > 2 * len(self._buckets) + _SLACK:
+                self._keys = sorted(self._buckets)
+        bucket[owner] = None
+        if key == self._open:
+            heapq.heappush(self._soonest, (when, next(self._order), owner))
+            if len(self._soonest) > 2 * len(bucket) + _SLACK:
+                self._open = None
 
     def _first(self) -> Owner | None:
-        while self._heap and self._heap[0] not in self._buckets:
-            heapq.heappop(self._heap)
-        if not self._heap:
+        while self._keys and self._keys[0] not in self._buckets:
+            heapq.heappop(self._keys)
+        if not self._keys:
             self._soonest.clear()
             return None
-        key = self._heap[0]
+        key = self._keys[0]
         bucket = self._buckets[key]
-        if key != self._sorted:
-            self._soonest = sorted(bucket, key=attrgetter("due_at"))
-            self._soonest.reverse()
-            self._sorted = key
-        while self._soonest[-1] not in bucket:
-            self._soonest.pop()
-        return self._soonest[-1]
+        if key != self._open:
+            self._soonest = [(owner.due_at, next(self._order), owner) for owner in bucket]
+            heapq.heapify(self._soonest)
+            self._open = key
+        while True:
+            when, _, owner = self._soonest[0]
+            if owner.due_at == when and owner in bucket:
+                return owner
+            heapq.heappop(self._soonest)
