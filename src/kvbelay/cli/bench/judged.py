@@ -28,7 +28,7 @@ def bars(measured: Measured) -> list[Bar]:
         ]
     least = min(killed.source_nbytes for killed in measured.killed)
     for killed in measured.killed:
-        what = f"{killed.name}: death known of a source of {in_words(killed.source_nbytes)}"
+        what = f"{killed.name}: killed source of {in_words(killed.source_nbytes)}"
         waits_for = "" if killed.source_nbytes == least else TEARDOWN
         found.append(Bar(what, median(killed.known_s) * 1e3, MOST_KILLED_S * 1e3, " ms", waits_for=waits_for))
     return found
