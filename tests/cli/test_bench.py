@@ -131,7 +131,7 @@ def test_ratio_is_of_the_same_round() -> None:
 
 def test_ledger_for_real(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A tiny run with processes of its own: every number of live requests has its figures, in table and record."""
-    for name, value in (("ROUNDS", 2), ("STEPS", 200), ("WEIGHED", 400)):
+    for name, value in (("ROUNDS", 2), ("STEPS", 200), ("WEIGHED", 20_000)):
         monkeypatch.setattr(ledger, name, value)
     record = tmp_path / "ledger.json"
     result = run("ledger", "--live", "300,100,300", "--seed", "3", "--json", str(record))

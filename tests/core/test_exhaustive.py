@@ -103,8 +103,8 @@ class Small:
         """All that the future depends on."""
         simulation, monitor = world.simulation, world.monitor
         ledger, now = simulation.ledger, simulation.now
-        record, track = ledger._records.get("r"), ledger._records.track("r", self.side)
-        parts: list[object] = [record and record.tainted, min(2, len(simulation.told)), sorted(monitor._unclean)]
+        track = ledger._records.track("r", self.side)
+        parts: list[object] = [ledger.tainted("r"), min(2, len(simulation.told)), sorted(monitor._unclean)]
         if track is not None:
             parts += [track.result, track.told, track.held, track.watermark, track.next, track.attempts, track.failed]
             parts += [track.ends_at - now, track.due_at - now, len(track.failures)]

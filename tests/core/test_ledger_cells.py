@@ -33,7 +33,7 @@ CELLS = [(state, event, row[index]) for event, row in CASES.items() for index, s
 def leg_in(world: Any, state: str) -> Any:
     """A leg of the save of r in that state; b's leg keeps the request open."""
     world.save(via="a b", within_s=60.0)
-    leg = world.simulation.ledger._records.open("r").save.legs[0]
+    leg = world.simulation.ledger._records.track("r", Side.SAVE).legs[0]
     if state == "WAITING":
         world.word("a save r failed", "PeerLost")
     elif state == "DRAINING":

@@ -52,7 +52,7 @@ def test_one_that_is_removed_is_called_off(scene: Make) -> None:
     world.load("q")
     world.save("q", "a")
     world.load("r")
-    assert world.lose("a") == ["abort a load q #1", "abort a save q #2", "abort a load r #3"]
+    assert world.lose("a") == ["abort a load q #1", "abort a load r #3", "abort a save q #2"]
     assert world.word("a load q drained") == ["start b load q #4 0..512"]
     assert world.word("a save q drained") == ["tell save q failed 0: ChildUnavailable"]
     assert world.word("a load r drained") == ["start b load r #5 0..512"]

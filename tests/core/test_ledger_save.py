@@ -152,8 +152,8 @@ class TestLeases:
         world.finish()
 
 
-def test_both_directions_are_one_record(scene: Make) -> None:
-    """A request that loads and saves is one record, which goes when both are told and released."""
+def test_both_directions_are_one_request(scene: Make) -> None:
+    """A request that loads and saves counts once, and is gone when both are told and released."""
     world = scene()
     world.load(via="a")
     world.save(via="b")

@@ -1,4 +1,4 @@
-"""The ledger: one writer, one record a request, the owner of policy, circuits and budget.
+"""The ledger: one writer, one track a request and direction, the owner of policy, circuits and budget.
 
 Events and reports in, actions out; the time is an argument. What it costs to handle one does not grow with the number
 of live requests.
@@ -48,7 +48,7 @@ class Ledger:
         self._plan: tuple[str, ...] = ()  # the last one: most requests have the same, and share it
 
     def __len__(self) -> int:
-        """Requests of which something is left."""
+        """Requests of which something is left. Unlike an event, it takes time for each."""
         return len(self._records)
 
     def busy(self, request: str, side: Side) -> bool:
@@ -58,8 +58,7 @@ class Ledger:
 
     def tainted(self, request: str) -> tuple[str, ...]:
         """The children that must not load this request again."""
-        record = self._records.get(request)
-        return record.tainted if record is not None else ()
+        return self._records.tainted(request)
 
     def handle(self, event: Event | Report, now: float) -> tuple[Action, ...]:
         """What has to be done because of what happened at ``now`` (seconds, any origin, never going back)."""
@@ -94,12 +93,11 @@ class Ledger:
         return tuple(out)
 
     def _begin(self, event: Event, now: float, out: list[Action]) -> None:
-        record = self._records.open(event.request)
-        before = record.load if event.side is Side.LOAD else record.save
+        before = self._records.track(event.request, event.side)
         if before is not None and not before.told:
             self.swallowed["", Swallow.DUPLICATE] += 1
             return
-        spared = record.tainted if event.side is Side.LOAD else ()
+        spared = self._records.tainted(event.request) if event.side is Side.LOAD else ()
         plan = tuple(name for name in dict.fromkeys(event.plan) if name not in spared)
         if plan == self._plan:
             plan = self._plan
@@ -115,43 +113,37 @@ class Ledger:
             before.held += 1
             self._tell(track, now, out, patience_s=0.0)
             return
+        self._records.keep(track)
         if event.side is Side.LOAD:
-            record.load = track
             bystanders = (name for name in dict.fromkeys(event.bystanders) if name not in plan)
             track.beside = tuple(LegRecord(track.request, Side.LOAD, name, bystander=True) for name in bystanders)
             if event.start >= event.stop:
                 track.result = Result.LOADED
         else:
-            record.save = track
             track.beside = tuple(LegRecord(track.request, Side.SAVE, name) for name in plan)
         for leg in track.legs:
             self._apply(track, leg, Said(Kind.DUE), now, out)
         self._settle(track, now, out)
 
     def _cancel(self, request: str, side: Side, now: float, out: list[Action]) -> None:
-        record = self._records.get(request)
-        if record is None:
-            return
         if side is Side.LOAD:
-            record.tainted = ()  # the request is over: nothing of it will be loaded again
-        track = record.load if side is Side.LOAD else record.save
+            self._records.absolve(request)
+        track = self._records.track(request, side)
         if track is not None:
             track.result = Result.CANCELLED
         if track is not None and not track.told:
             self._close(track, now, out)
             self._settle(track, now, out)
-        self._records.forget(request)
 
     def _lose(self, name: str, now: float, out: list[Action]) -> None:
         if name not in self.children:
             return
         self.children.remove(name)
-        for record in self._records:
-            for track in filter(None, (record.load, record.save)):
-                for leg in track.legs:
-                    if leg.child == name and leg.state is not Leg.HELD:
-                        self._apply(track, leg, Said(Kind.LOST), now, out)
-                        self._settle(track, now, out)
+        for track in self._records:
+            for leg in track.legs:
+                if leg.child == name and leg.state is not Leg.HELD:
+                    self._apply(track, leg, Said(Kind.LOST), now, out)
+                    self._settle(track, now, out)
 
     def _hear(self, report: Report, now: float, out: list[Action]) -> None:
         track = self._records.track(report.request, report.side)
@@ -255,9 +247,8 @@ class Ledger:
             self.children.ended(leg.child, said.kind, leg.cause, now)
         if track.side is Side.SAVE or said.kind in _CLEAN or track.result is Result.CANCELLED:
             return
-        record = self._records.open(track.request)
-        if not self.children[leg.child].epochs and leg.child not in record.tainted:
-            record.tainted += (leg.child,)
+        if not self.children[leg.child].epochs:
+            self._records.taint(track.request, leg.child)
 
     def _refusal(self, track: Track, leg: LegRecord, now: float) -> Failure | None:
         """Why the child gets no attempt now."""

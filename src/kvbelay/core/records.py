@@ -1,6 +1,6 @@
-"""What the ledger remembers: one record a request, one track a direction, one leg a child that takes part.
+"""What the ledger remembers: one track a request and direction, one leg a child that takes part.
 
-References point downwards only, record to track to leg, so that what is over is gone at once. The garbage collector
+References point downwards only, from track to leg, so that what is over is gone at once. The garbage collector
 need not look at them, and does not: with a million of them it would stop the engine for seconds.
 """
 
@@ -77,59 +77,56 @@ class LegRecord(msgspec.Struct, gc=False, eq=False):
     tally: Tally | None = None
 
 
-class Record(msgspec.Struct, gc=False, eq=False):
-    """A request. It is deleted when both directions are told and released."""
-
-    load: Track | None = None
-    save: Track | None = None
-    tainted: tuple[str, ...] = ()
-    """Children without epochs whose load of this request did not end cleanly: what they still say of it could be
-    taken for a second load, so they get none."""
-
-
 class Records:
-    """All records, by request."""
+    """All tracks by request and direction, and what is to be remembered of a request beyond them.
+
+    A request that moves in one direction only, as most do, is one look-up away from its track.
+    """
 
     def __init__(self) -> None:
-        self._all: dict[str, Record] = {}
+        self._loads: dict[str, Track] = {}
+        self._saves: dict[str, Track] = {}
+        self._tainted: dict[str, tuple[str, ...]] = {}
 
     def __len__(self) -> int:
-        return len(self._all)
+        """Requests of which something is left. Takes time for each."""
+        return len(self._loads.keys() | self._saves.keys() | self._tainted.keys())
 
-    def __iter__(self) -> Iterator[Record]:
-        return iter(list(self._all.values()))
-
-    def open(self, request: str) -> Record:
-        """The request's record, made if there is none."""
-        return self._all.setdefault(request, Record())
-
-    def get(self, request: str) -> Record | None:
-        """The request's record."""
-        return self._all.get(request)
+    def __iter__(self) -> Iterator[Track]:
+        return iter([*self._loads.values(), *self._saves.values()])
 
     def track(self, request: str, side: Side) -> Track | None:
         """The request's track in one direction."""
-        record = self._all.get(request)
-        if record is None:
-            return None
-        return record.load if side is Side.LOAD else record.save
+        return self._on(side).get(request)
+
+    def keep(self, track: Track) -> None:
+        """The track begins."""
+        self._on(track.side)[track.request] = track
 
     def drop(self, track: Track) -> None:
         """The track is over."""
-        record = self._all.get(track.request)
-        if record is None:
-            return
-        if record.load is track:
-            record.load = None
-        elif record.save is track:
-            record.save = None
-        self.forget(track.request)
+        tracks = self._on(track.side)
+        if tracks.get(track.request) is track:
+            del tracks[track.request]
 
-    def forget(self, request: str) -> None:
-        """Delete the request's record if nothing of it is left."""
-        record = self._all.get(request)
-        if record is not None and record.load is None and record.save is None and not record.tainted:
-            del self._all[request]
+    def tainted(self, request: str) -> tuple[str, ...]:
+        """Children without epochs whose load of this request did not end cleanly: what they still say of it could be
+        taken for a second load, so they get none.
+        """
+        return self._tainted.get(request, ())
+
+    def taint(self, request: str, child: str) -> None:
+        """The child's load of this request did not end cleanly."""
+        known = self.tainted(request)
+        if child not in known:
+            self._tainted[request] = (*known, child)
+
+    def absolve(self, request: str) -> None:
+        """The request is over: nothing of it will be loaded again."""
+        self._tainted.pop(request, None)
+
+    def _on(self, side: Side) -> dict[str, Track]:
+        return self._loads if side is Side.LOAD else self._saves
 
 
 class Said(msgspec.Struct, frozen=True):

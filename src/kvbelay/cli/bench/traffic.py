@@ -6,7 +6,6 @@ import math
 import random
 import time
 from array import array
-from collections import Counter
 
 import msgspec
 
@@ -63,6 +62,7 @@ class Traffic:
             self._ledger.children.add(child, epochs=True, unavailable=None)
         self._now = 0.0
         self._begun = 0
+        self._alive = 0
         # Who waits for a report: a name, the attempt's epoch, the number of its child.
         self._names: list[str] = []
         self._epochs = array("Q")
@@ -81,14 +81,14 @@ class Traffic:
 
     def settle(self) -> None:
         """After `fill`: note who waits, which costs memory of our own."""
+        self._alive = self._live
         self._names = [_name(index) for index in range(self._live)]
         self._epochs = array("Q", range(1, self._live + 1))
         self._children = array("B", bytes(self._live))
 
     def burst(self, steps: int) -> Burst:
         """Handle that many reports, the requests that come in meanwhile, and the timers that come due."""
-        counts: Counter[Do] = Counter()
-        begins = reports = expired = 0
+        begins = reports = expired = told = 0
         spent_s = slowest_s = 0.0
         for _ in range(steps // STEPS):
             events = self._events()
@@ -97,13 +97,16 @@ class Traffic:
             took_s = time.thread_time() - began
             spent_s += took_s
             slowest_s = max(slowest_s, took_s)
-            begins += sum(isinstance(event, Event) for event, _ in events)
-            reports += sum(isinstance(event, Report) for event, _ in events)
+            begun = sum(isinstance(event, Event) for event, _ in events)
+            begins += begun
+            reports += len(events) - begun
             expired += len(woken)
+            outcomes = sum(action.do is Do.TELL for action in (*done, *woken))
+            told += outcomes
+            self._alive += begun - outcomes
             for action in (*done, *woken):
-                counts[action.do] += 1
                 self._obey(action)
-        return Burst(spent_s, slowest_s, begins, reports, expired, counts[Do.TELL])
+        return Burst(spent_s, slowest_s, begins, reports, expired, told)
 
     def _play(self, events: list[tuple[Event | Report, float]]) -> tuple[list[Action], list[Action]]:
         """The part that is measured."""
@@ -121,7 +124,7 @@ class Traffic:
         """What happens next: as many begin as have ended, and `STEPS` of those that wait hear of their attempt."""
         events: list[tuple[Event | Report, float]] = [(report, self._now) for report in self._owed]
         self._owed.clear()
-        missing = self._live - len(self._ledger)
+        missing = self._live - self._alive
         for step in range(STEPS):
             self._now += RESIDENCE_S / self._live
             if step < missing:
