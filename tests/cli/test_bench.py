@@ -137,6 +137,7 @@ def test_ledger_for_real(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     result = run("ledger", "--live", "300,100,300", "--seed", "3", "--json", str(record))
     assert result.exit_code == 0, result.output
     assert "us an event" in result.stdout
+    assert "full collection" in result.stdout
     assert "filling a ledger with 300" in result.stderr
     written = json.loads(record.read_bytes())
     assert {"bench", "seed", "machine", "took_s", "measured", "bars", "good"} <= written.keys()
@@ -146,6 +147,7 @@ def test_ledger_for_real(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     for one in written["measured"]:
         assert one["nbytes_each"] > 0
         assert len(one["bursts"]) == 2
+        assert one["collect_s"] > 0
         for burst in one["bursts"]:
             assert burst["reports"] >= 200
             assert burst["spent_s"] >= burst["slowest_s"] > 0

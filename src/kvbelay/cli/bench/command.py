@@ -77,8 +77,9 @@ def bench_ledger(*, check: bool, json_path: Path | None, seed: int, live: tuple[
     For each number of live requests a process of its own holds a ledger with that many transfers under way, in
     simulated time: requests begin, any of those that wait hear of their attempt next (one in ten has failed, and is
     tried again), some time out, and each outcome is told. Printed are the bytes of a live request (the growth of the
-    process's resident set) and the processor time of an event, the median of interleaved rounds; and the slowest 50
-    reports in a row, in which a pause of any kind would show. Takes about a minute and 1 GiB.
+    process's resident set); the processor time of an event, the median of interleaved rounds; the slowest 50 reports
+    in a row, in which a pause of any kind shows; and a full run of the garbage collector, which comes rarely. Takes
+    about a minute and 1 GiB.
     """
     began, machine = time.monotonic(), this_machine()
     _require_writable(json_path)

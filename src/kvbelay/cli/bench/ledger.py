@@ -10,7 +10,7 @@ import msgspec
 
 from kvbelay.cli.bench.bars import Bar
 from kvbelay.cli.bench.child import Child
-from kvbelay.cli.bench.ledger_worker import Fill, Filled, Round, Setup
+from kvbelay.cli.bench.ledger_worker import Collect, Collected, Fill, Filled, Round, Setup
 from kvbelay.cli.bench.show import Table
 from kvbelay.cli.bench.traffic import Burst
 
@@ -30,6 +30,8 @@ class Row(msgspec.Struct):
     nbytes_each: float
     """A live request: the growth of the process's resident set, its name and its share of tables included."""
     bursts: list[Burst] = []
+    collect_s: float = 0.0
+    """A full run of the garbage collector, processor time: it strikes in the midst of an event, if rarely."""
 
     @property
     def event_s(self) -> float:
@@ -60,6 +62,8 @@ def measure(live: Sequence[int], seed: int, note: Callable[[str], None]) -> list
                 burst = child.ask(Round(STEPS), Burst)
                 if index:
                     row.bursts.append(burst)
+        for row, child in rows:
+            row.collect_s = child.ask(Collect(), Collected).took_s
     return [row for row, _ in rows]
 
 
@@ -83,7 +87,17 @@ def growth(row: Row, least: Row) -> float:
 
 def table(rows: Sequence[Row]) -> Table:
     """All that was measured."""
-    columns = ("live requests", "bytes each", "us an event", "ratio", "slowest 50 steps", "begun", "reported", "timers")
+    columns = (
+        "live requests",
+        "bytes each",
+        "us an event",
+        "ratio",
+        "slowest 50 steps",
+        "full collection",
+        "begun",
+        "reported",
+        "timers",
+    )
     lines = [
         (
             f"{row.live:,}",
@@ -91,6 +105,7 @@ def table(rows: Sequence[Row]) -> Table:
             f"{row.event_s * 1e6:.2f}",
             f"{growth(row, rows[0]):.2f}",
             f"{row.slowest_s * 1e3:.1f} ms",
+            f"{row.collect_s * 1e3:.0f} ms",
             f"{row.share(lambda burst: burst.begins):.0%}",
             f"{row.share(lambda burst: burst.reports):.0%}",
             f"{row.share(lambda burst: burst.expired):.0%}",

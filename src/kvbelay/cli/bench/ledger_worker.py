@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -32,10 +34,20 @@ class Round(msgspec.Struct, frozen=True, tag=True):
     steps: int
 
 
+class Collect(msgspec.Struct, frozen=True, tag=True):
+    """Let the garbage collector go over everything. The answer is `Collected`."""
+
+
 class Filled(msgspec.Struct, frozen=True):
     """What a live request takes."""
 
     nbytes_each: float
+
+
+class Collected(msgspec.Struct, frozen=True):
+    """How long nothing else happens whenever the collector does that, in processor time."""
+
+    took_s: float
 
 
 class Worker:
@@ -45,9 +57,15 @@ class Worker:
         self._setup = setup
         self._traffic = Traffic(setup.live, setup.seed)
 
-    def answer(self, question: Fill | Round) -> Filled | Burst:
+    def answer(self, question: Fill | Round | Collect) -> Filled | Burst | Collected:
         """Do what is asked."""
-        return self._traffic.burst(question.steps) if isinstance(question, Round) else self._fill()
+        if isinstance(question, Round):
+            return self._traffic.burst(question.steps)
+        if isinstance(question, Fill):
+            return self._fill()
+        began = time.thread_time()
+        gc.collect()
+        return Collected(time.thread_time() - began)
 
     def _fill(self) -> Filled:
         count = max(1, self._setup.weighed // self._setup.live)
@@ -66,10 +84,10 @@ def resident_nbytes() -> int:
 
 
 @contextlib.contextmanager
-def start(setup: Setup) -> Iterator[Callable[[Fill | Round], Filled | Burst]]:
+def start(setup: Setup) -> Iterator[Callable[[Fill | Round | Collect], Filled | Burst | Collected]]:
     """For `serve`."""
     yield Worker(setup).answer
 
 
 if __name__ == "__main__":
-    serve(Setup, Fill | Round, start)
+    serve(Setup, Fill | Round | Collect, start)
