@@ -43,6 +43,7 @@ ROOMS = {
     ),
     "kvbelay.vllm": Room(("kvbelay.core", "kvbelay.errors"), ("msgspec", "vllm", "torch", "prometheus_client")),
     "kvbelay.cli": Room((ANY,), ("msgspec", "click", "rich", "numpy", "tomli")),
+    "kvbelay.cli.bench.hosted": Room((ANY,), ("msgspec", "vllm", "torch")),
 }
 """The longest prefix counts. Each module or folder of ``connectors`` is a room of its own; the package's own
 ``__init__`` imports nothing."""

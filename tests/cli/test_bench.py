@@ -13,10 +13,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 from kvbelay.cli import main as entry
-from kvbelay.cli.bench import judged, ledger, show, transfer
+from kvbelay.cli.bench import guard, judged, ledger, show, transfer
 from kvbelay.cli.bench.bars import Bar, held, ratio, sentence
 from kvbelay.cli.bench.child import Child
 from kvbelay.cli.bench.command import bench
+from kvbelay.cli.bench.figures import Measured as Guarded
+from kvbelay.cli.bench.figures import Pair, Worn
+from kvbelay.cli.bench.figures import Row as GuardRow
 from kvbelay.cli.bench.ledger import Row
 from kvbelay.cli.bench.ledger_worker import Setup
 from kvbelay.cli.bench.report import Machine
@@ -103,6 +106,58 @@ def test_transfer_exit_code(figures: dict[str, float], good: bool, monkeypatch: 
     result = run("transfer", "--check")
     assert result.exit_code == int(not good)
     assert "waits for process_vm_readv" in result.output
+
+
+def guarded(*, layers: float = 0.9, whole: float = 1.2, worn: float = 1.0, kept: int = 0) -> Guarded:
+    """The stock class takes 10 us for everything; the others are ratios to that."""
+    pairs = {name: Pair([1e-5] * 3, [share * 1e-5] * 3) for name, share in (("layers", layers), ("whole", whole))}
+    rest = {name: Pair([1e-5] * 3, [9e-5] * 3) for name in ("step", "load", "save")}
+    rows = [GuardRow(children, 256, **pairs, **rest) for children in (1, 3)]
+    return Guarded("0.32.0", 32, rows, Worn(20_000, [1e-5] * 3, [worn * 1e-5] * 3, kept))
+
+
+@pytest.mark.parametrize(
+    ("figures", "missed"),
+    [
+        ({}, ""),
+        ({"layers": 1.01}, "hooks of 32 layers, 3 children"),
+        ({"whole": 1.31}, "whole step, 3 children"),
+        ({"worn": 1.11}, "step after 20,000"),
+        ({"kept": 201}, "objects kept"),
+    ],
+    ids=["within", "slow layers", "slow step", "slower with time", "something is kept"],
+)
+def test_guard_exit_code(figures: dict[str, Any], missed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each bar that is missed is named, and with --check it is exit code 1; the figures stand in the tables."""
+    monkeypatch.setattr(guard, "measure", lambda *_: guarded(**figures))
+    result = run("guard", "--check")
+    assert result.exit_code == int(bool(missed))
+    assert missed in result.output.splitlines()[-1]
+    assert ("are missed" in result.output) is bool(missed)
+    row = next(line.split() for line in result.output.splitlines() if "1 child, 256 running, no layers" in line)
+    assert row[-4:] == ["10.0", "90.0", "9.00", "80.0"]
+
+
+@pytest.mark.usefixtures("signals")
+def test_guard_without_vllm(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where vLLM is not installed that is said in one sentence, with what to do, and the exit code is 2."""
+    monkeypatch.setattr(guard, "find_spec", lambda _: None)
+    monkeypatch.setattr(sys, "argv", ["kvbelay", "bench", "guard", "--check"])
+    with pytest.raises(SystemExit) as ended:
+        entry.main()
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "vLLM is not installed; install vllm" in said
+
+
+@pytest.mark.parametrize("arguments", [("--rounds", "3"), ("--seed", "-1"), ("--seed", "x"), ("now",)])
+def test_guard_arguments(arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the command does not understand is exit code 2, before vLLM is imported."""
+    monkeypatch.setattr(guard, "measure", lambda *_: pytest.fail("it began all the same"))
+    result = run("guard", *arguments)
+    assert result.exit_code == 2
+    assert arguments[0] in result.output
 
 
 def test_bars_are_limits() -> None:
@@ -280,7 +335,7 @@ def test_bad_numbers(live: str) -> None:
 
 
 @pytest.mark.usefixtures("signals")
-@pytest.mark.parametrize("which", ["ledger", "transfer"])
+@pytest.mark.parametrize("which", ["guard", "ledger", "transfer"])
 def test_unwritable_record(
     which: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -293,12 +348,12 @@ def test_unwritable_record(
 
 
 def test_help() -> None:
-    """Both have examples; transfer says what it does not measure."""
-    assert "ledger" in run("--help").output
-    assert "Examples:" in run("ledger", "--help").output
-    text = run("transfer", "--help").output
-    assert "Examples:" in text
-    assert "Not measured yet" in text
+    """All have examples; guard and transfer say what they do not measure."""
+    for which in ("guard", "ledger", "transfer"):
+        assert which in run("--help").output
+        text = run(which, "--help").output
+        assert "Examples:" in text
+        assert ("Not measured" in text) is (which != "ledger")
 
 
 def test_plain_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
