@@ -27,7 +27,9 @@ NOTHING: dict[str, Any] = {
     "take_events": (),
 }
 """What its hooks answer; those that do not stand here answer None."""
-PROPERTIES = frozenset({"requires_kv_delivery", "role", "supports_divergent_local_hybrid_hits"})
+PROPERTIES = frozenset(
+    {"prefer_cross_layer_blocks", "requires_kv_delivery", "role", "supports_divergent_local_hybrid_hits"}
+)
 
 
 def _answers(answer: object) -> Callable[..., object]:
