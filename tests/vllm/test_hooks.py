@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from vllm.distributed.kv_transfer.kv_connector.v1 import base
 
+import kvbelay.vllm
 import vllm
 from kvbelay.vllm import host
 from kvbelay.vllm.hooks import HOOKS, Hook, Rule, Side, unknown
@@ -21,6 +22,9 @@ from kvbelay.vllm.multi import MultiConnector
 HERE = Path(__file__).parent
 VERSIONS = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in (HERE / "signatures").glob("*.json")}
 TABLE = {hook.name: hook for hook in HOOKS}
+GUARD = Path(kvbelay.vllm.__file__).parent
+WITHOUT = {"0.26.0": {"KVConnectorTransferResults"}}
+"""What the guard imports and a version does not have: it cannot be loaded there."""
 MADE = {Rule.EACH, Rule.ANY, Rule.EVERY}
 Kinds = inspect._ParameterKind
 
@@ -174,6 +178,22 @@ def test_the_guard_takes_every_call(hook: Hook, version: str) -> None:
     assert kinds.get(type(ours), "method") == theirs["kind"]
     function = ours.fget if isinstance(ours, property) else getattr(ours, "__func__", ours)
     assert not refused(inspect.signature(function), signature_of(theirs["signature"])), theirs["signature"]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_imports(version: str) -> None:
+    """Whatever the guard imports from vLLM is there, in every version for which it is not known to be missing."""
+    names = VERSIONS[version]["names"]
+    imported = {
+        (node.module, name.name)
+        for path in GUARD.glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("vllm.")
+        for name in node.names
+    }
+    assert imported
+    missing = {name for module, name in imported if name not in names[module]}
+    assert missing == WITHOUT.get(version, set())
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -124,7 +124,7 @@ def bench_guard(*, check: bool, json_path: Path | None, seed: int) -> None:
     one process: with 1 and 3 children, 1, 32 and 256 running requests, without and with the hooks of 32 layers.
     Printed are the processor time of a step, the ratio, and what the guard adds; what an asynchronous load and save
     cost beyond their steps; and whether anything has grown when 20,000 requests with transfers have ended. Needs
-    vLLM, whose own work is not in the figures. Takes about a minute.
+    vLLM, whose own work is not in the figures. Takes half a minute.
     """
     began, machine = time.monotonic(), this_machine()
     _require_writable(json_path)
