@@ -9,7 +9,21 @@ import msgspec
 import pytest
 
 from kvbelay import errors
-from kvbelay.core.boundary import CLIP, Broken, Where, call, classify, each, fail, is_a, peek, text_of, type_name
+from kvbelay.core.boundary import (
+    CLIP,
+    Broken,
+    Where,
+    call,
+    classify,
+    describe,
+    each,
+    fail,
+    gather,
+    is_a,
+    peek,
+    text_of,
+    type_name,
+)
 from kvbelay.core.model import Failure
 
 WHERE = Where("x", "get", "r", 7)
@@ -385,3 +399,50 @@ def test_each_lets_pass_what_the_process_is_told(exc: BaseException) -> None:
     with pytest.raises(type(exc)):
         each([("a", told), ("b", lambda: asked.append("b"))], lambda *_: None)
     assert asked == []
+
+
+class Listener:
+    """Takes what `gather` tells, on a clock that a call moves on."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.slow_s = 1.0
+        self.told: list[tuple[str, object]] = []
+
+    def clock(self) -> float:
+        return self.now
+
+    def failed(self, owner: str, exc: BaseException) -> Failure:
+        self.told.append((owner, exc))
+        return describe(exc, Where(owner, "hook"))
+
+    def slow(self, owner: str, seconds: float) -> None:
+        self.told.append((owner, seconds))
+
+    def call(self, seconds: float, raises: BaseException | None = None) -> object:
+        self.now += seconds
+        if raises is not None:
+            raise raises
+        return seconds
+
+
+def test_gather_takes_every_answer() -> None:
+    """Each is asked whatever another raises, and who is slow is named with the time that it took itself."""
+    listener, broken = Listener(), RuntimeError("no")
+    calls = [
+        ("a", lambda: listener.call(0.5)),
+        ("b", lambda: listener.call(3.0, broken)),
+        ("c", lambda: listener.call(1)),
+    ]
+    answers = dict(gather(calls, listener))
+    assert (answers["a"], answers["c"]) == (0.5, 1)
+    assert isinstance(answers["b"], Failure)
+    assert listener.told == [("b", broken), ("b", 3.0)]
+
+
+@pytest.mark.parametrize("exc", [KeyboardInterrupt(), SystemExit(3)])
+def test_gather_lets_pass_what_the_process_is_told(exc: BaseException) -> None:
+    """An operator's Ctrl-C in a child's hook is not that child's failure."""
+    listener = Listener()
+    with pytest.raises(type(exc)):
+        gather([("a", lambda: listener.call(0.0, exc))], listener)

@@ -114,6 +114,33 @@ def test_time_spent_in_the_engines_step_opens_it() -> None:
     assert circuit.state(21.0) is CircuitState.OPEN
 
 
+def test_a_slow_probe_keeps_it_open_for_longer() -> None:
+    """A child that is slow when it is probed costs its time ever more rarely; one that is quick closes it."""
+    circuit = Circuit(CircuitPolicy(window_s=10.0, spent_s=1.0, pause_s=1.0, pause_max_s=8.0))
+    circuit.spent(4.5, 0.0)
+    assert circuit.state(0.9) is CircuitState.OPEN
+    assert circuit.admits(1.0)
+    circuit.spent(4.5, 1.0)
+    assert circuit.state(2.9) is CircuitState.OPEN
+    assert circuit.admit(3.0)
+    assert not circuit.admits(3.0)
+    circuit.spent(4.5, 3.0)
+    circuit.succeeded()
+    assert circuit.state(6.9) is CircuitState.OPEN
+    assert circuit.admit(7.0)
+    circuit.succeeded()
+    assert circuit.state(7.0) is CircuitState.CLOSED
+
+
+def test_asking_whether_it_admits_spends_no_probe() -> None:
+    """Only an attempt does."""
+    circuit = opened()
+    assert circuit.admits(1.0)
+    assert circuit.admits(1.0)
+    assert circuit.admit(1.0)
+    assert not circuit.admits(1.0)
+
+
 def test_it_can_be_opened_at_once() -> None:
     """Whoever finds that nothing goes any more need not wait for failures to add up."""
     circuit = Circuit(POLICY)

@@ -448,6 +448,36 @@ class TestObserved:
         assert world.wait(4) == ["hold a load r #1", "tell load r recompute 0 held: DeadlineExceeded"]
         world.finish()
 
+    def test_another_child_may_load_while_blocks_are_held(self, scene: Make) -> None:
+        """The host has given it other blocks by then; what the first child holds is released in its own time."""
+        world = scene()
+        world.load(via="a", observed=True, within_s=3.0)
+        world.wait(4)
+        assert world.load(via="b", observed=True) == ["watch b load r #2 0..512"]
+        assert world.word("b load r landed") == ["tell load r loaded 512 by b"]
+        assert world.word("a load r drained") == ["release load r"]
+        world.finish()
+
+    def test_what_is_held_may_end_before_the_next_load(self, scene: Make) -> None:
+        """The release comes when nothing of the request is under way, and no later than its last end."""
+        world = scene()
+        world.load(via="a", observed=True, within_s=3.0)
+        world.wait(4)
+        world.load(via="b", observed=True, within_s=3.0)
+        assert world.word("a load r drained") == []
+        assert world.wait(4) == ["hold b load r #2", "tell load r recompute 0 held: DeadlineExceeded"]
+        assert world.word("b load r drained") == ["release load r"] * 2
+        world.finish()
+
+    def test_the_same_child_may_not(self, scene: Make) -> None:
+        """What it still says of the first load could be taken for the second."""
+        world = scene()
+        world.load(via="a", observed=True, within_s=3.0)
+        world.wait(4)
+        assert world.load(via="a", observed=True) == ["tell load r recompute 0 held: RequestBusy"]
+        assert world.word("a load r drained") == ["release load r"] * 2
+        world.finish()
+
     def test_saves_are_watched_together(self, scene: Make) -> None:
         """All children that the host has asked to save are waited for."""
         world = scene()

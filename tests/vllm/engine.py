@@ -264,7 +264,9 @@ class Engine:
         for _ in range(count):
             self.step()
 
-    def run(self, until: Callable[[], bool], *, seconds: float = 5.0, steps: int = 2000) -> None:
+    def run(
+        self, until: Callable[[], bool], *, seconds: float = 5.0, steps: int = 2000, pause_s: float = IDLE_S
+    ) -> None:
         """Step until ``until()``; an engine that has nothing to do is asked again, as its server would."""
         deadline = time.monotonic() + seconds * (SLOWER if self.spec.ranks > 1 else 1)
         for _ in range(steps):
@@ -273,7 +275,7 @@ class Engine:
             before = self.computed.total()
             self.step()
             if self.computed.total() == before:
-                time.sleep(IDLE_S)
+                time.sleep(pause_s)
             if time.monotonic() > deadline:
                 break
         raise Stuck(self.state())
@@ -339,10 +341,6 @@ class Engine:
             assert STAGE.loaded(child, name) == loaded, f"{child} loaded {STAGE.loaded(child, name)} of {name}"
         whole = len(prompt(self.numbers[name])) + len(self.tokens[name]) - 1
         assert self.computed[name] == whole - loaded, f"{self.computed[name]} tokens of {name} were computed"
-
-    def served_or_computed(self, name: str, child: str, loaded: int) -> None:
-        """The request's KV came from ``child``, or all of it went through the model, once."""
-        self.served(name, child, loaded if STAGE.loaded(child, name) else 0)
 
     def once(self, *names: str) -> None:
         """Nothing of these requests, or all, went through the model twice."""

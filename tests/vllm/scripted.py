@@ -378,7 +378,7 @@ class WorkerHalf(Half):
         """One step further with everything that is under way."""
         results = KVConnectorTransferResults()
         for live in (*self._live_loads, *self._live_saves):
-            if live.order.request not in STAGE.frozen:
+            if (self.name, live.order.request) not in STAGE.frozen:
                 self._advance_load(live, results) if isinstance(live.plan, Load) else self._advance_save(live, results)
         self._live_loads = [live for live in self._live_loads if live.age <= live.plan.last]
         self._live_saves = [live for live in self._live_saves if live.age <= live.plan.last]

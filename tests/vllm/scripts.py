@@ -159,8 +159,8 @@ class Stage:
         self.calls: list[Call] = []
         self.step = 0
         """The engine's step."""
-        self.frozen: set[str] = set()
-        """Requests whose transfers do not go on."""
+        self.frozen: set[tuple[str, str]] = set()
+        """Child and request whose transfers do not go on."""
 
     def of(self, child: str, hook: str, request: str = "") -> list[Call]:
         """The calls of one hook of one child, about one request if one is named."""

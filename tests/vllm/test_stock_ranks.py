@@ -25,6 +25,9 @@ class Ranks(NamedTuple):
 
 
 LATE = 60
+"""The age at which the silent rank speaks, in steps."""
+PAUSE_S = 0.02
+"""Between idle steps, so that half as many take longer than the deadline."""
 GOOD = Load()
 SLOW = Load(copy=6, reports=(6,))
 CASES = {
@@ -39,7 +42,7 @@ CASES = {
 def outcome(engine: Engine, name: str, first: str) -> str:
     """How a request fared whose prompt ``first`` had computed before."""
     try:
-        engine.run(lambda: name in engine.ended, steps=LATE // 2)
+        engine.run(lambda: name in engine.ended, steps=LATE // 2, pause_s=PAUSE_S)
     except Stuck:
         return "stuck"
     if engine.ended[name] != "length":

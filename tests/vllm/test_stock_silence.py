@@ -13,7 +13,7 @@ SOON = Spec(belay=DEADLINES)
 
 def silent_load(engine: Engine, other: int, garbage: bool) -> None:
     """Child x begins r's load, and tells nothing of it until it thaws; y has the first ``other`` tokens."""
-    STAGE.frozen.add("r")
+    STAGE.frozen.add(("x", "r"))
     load = Load(copy=None, garbage=(3,) if garbage else (), reports=(4,))
     put_up(x=Script(offer=96, loads={"r": (load,)}), y=Script(offer=other))
     engine.add("r", 0)
@@ -21,7 +21,7 @@ def silent_load(engine: Engine, other: int, garbage: bool) -> None:
     engine.finish("r", seconds=PATIENCE_S)
     engine.finish()
     engine.right()
-    engine.served_or_computed("r", "y", other)
+    engine.served("r", "y", other)
     engine.served("by", "x", 96)
     assert engine.in_use() > 0, "the blocks are free, and x has not said that it is done"
     STAGE.frozen.clear()
@@ -53,7 +53,7 @@ def test_a_look_up_that_never_ends(standing: Engines, which: str, other: int) ->
 
 def silent_send(engine: Engine) -> None:
     """Child x takes the blocks of a request that has ended, and tells nothing of it for long."""
-    STAGE.frozen.add("r")
+    STAGE.frozen.add(("x", "r"))
     put_up(x=Script(saves={"r": Save(holds=True, reports=(1,))}))
     engine.add("r", 0)
     engine.finish()

@@ -8,7 +8,7 @@ Nothing here raises, whatever the object at hand does when it is looked at; only
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Final, TypeGuard, TypeVar
+from typing import Final, Protocol, TypeGuard, TypeVar
 
 import msgspec
 
@@ -17,6 +17,8 @@ from kvbelay.core.model import Failure
 
 T = TypeVar("T")
 C = TypeVar("C")
+Owner = TypeVar("Owner")
+Whose_contra = TypeVar("Whose_contra", contravariant=True)
 
 CLIP = 400
 """Most characters of a foreign text that are kept."""
@@ -25,7 +27,7 @@ CHAIN = 8
 
 
 class Where(msgspec.Struct, frozen=True):
-    """Whose call it was."""
+    """Whose_contra call it was."""
 
     child: str
     operation: str
@@ -70,6 +72,42 @@ def each(
             raise
         except BaseException as exc:
             failed(name, exc)
+
+
+class Asker(Protocol[Whose_contra]):
+    """Who makes the same call of several; see `gather`."""
+
+    clock: Callable[[], float]
+    slow_s: float
+    """From which time on a call is worth a word."""
+
+    def failed(self, owner: Whose_contra, exc: BaseException) -> Failure:
+        """What an owner raised, as its answer."""
+
+    def slow(self, owner: Whose_contra, seconds: float) -> None:
+        """An owner took long."""
+
+
+def gather(
+    calls: Iterable[tuple[Owner, Callable[..., object]]], asker: Asker[Owner], *args: object
+) -> list[tuple[Owner, object]]:
+    """Make the same call of several, and give what each answered; for hooks that an engine calls in every step."""
+    answers: list[tuple[Owner, object]] = []
+    clock, slow_s = asker.clock, asker.slow_s
+    began = clock()
+    for owner, function in calls:
+        try:
+            answer = function(*args)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as exc:
+            answer = asker.failed(owner, exc)
+        ended = clock()
+        if ended - began > slow_s:
+            asker.slow(owner, ended - began)
+        began = ended
+        answers.append((owner, answer))
+    return answers
 
 
 def peek(thing: object, name: str) -> object:

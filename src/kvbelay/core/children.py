@@ -36,6 +36,8 @@ class Child(msgspec.Struct):
     """Whether its completions name the attempt that they belong to."""
     status: Status
     cause: Failure | None = None
+    judged: bool = True
+    """Its circuit hears how its attempts end. Not where it stands for many peers, each with a circuit of its own."""
     live: int = 0
     """Legs that are active or draining."""
     held: int = 0
@@ -62,10 +64,10 @@ class Children:
         """The child of that name, if there is or lately was one."""
         return self._known.get(name)
 
-    def add(self, name: str, *, epochs: bool, unavailable: Failure | None) -> None:
+    def add(self, name: str, *, epochs: bool, unavailable: Failure | None, judged: bool = True) -> None:
         """Know a child from now on. One that was removed may come back; what it still holds stays counted."""
         status = Status.READY if unavailable is None else Status.UNAVAILABLE
-        child = Child(name, Circuit(self._policy.circuit), epochs, status, unavailable)
+        child = Child(name, Circuit(self._policy.circuit), epochs, status, unavailable, judged)
         before = self._known.get(name)
         if before is not None:
             child.live, child.held = before.live, before.held
@@ -117,17 +119,23 @@ class Children:
 
     def ended(self, name: str, kind: Kind, cause: Failure | None, now: float) -> None:
         """One of its attempts is over: tell its circuit."""
-        circuit = self._known[name].circuit
-        if kind in {Kind.LANDED, Kind.MISSED}:
-            circuit.succeeded()
-        elif kind in {Kind.CANCEL, Kind.LOST} or (cause is not None and _is_callers(cause)):
-            circuit.abandoned()
-        else:
-            circuit.failed(now)
+        child = self._known[name]
+        if child.judged:
+            settle(child.circuit, kind, cause, now)
 
     def _drop(self, child: Child) -> None:
         if child.status is Status.REMOVED and not child.live and not child.held:
             self._known.pop(child.name, None)
+
+
+def settle(circuit: Circuit, kind: Kind, cause: Failure | None, now: float) -> None:
+    """Tell a circuit how an attempt ended."""
+    if kind in {Kind.LANDED, Kind.MISSED}:
+        circuit.succeeded()
+    elif kind in {Kind.CANCEL, Kind.LOST} or (cause is not None and _is_callers(cause)):
+        circuit.abandoned()
+    else:
+        circuit.failed(now)
 
 
 def _is_callers(failure: Failure) -> bool:

@@ -60,13 +60,16 @@ class Circuit:
             return CircuitState.CLOSED
         return CircuitState.OPEN if now < self._open_until else CircuitState.HALF_OPEN
 
+    def admits(self, now: float) -> bool:
+        """Whether an attempt that starts now would be admitted."""
+        state = self.state(now)
+        return state is CircuitState.CLOSED or (state is CircuitState.HALF_OPEN and not self._probing)
+
     def admit(self, now: float) -> bool:
         """Whether an attempt may start. In the half-open state only one may, until it is known how that one ended."""
-        state = self.state(now)
-        if state is CircuitState.HALF_OPEN and not self._probing:
-            self._probing = True
-            return True
-        return state is CircuitState.CLOSED
+        admitted = self.admits(now)
+        self._probing |= admitted and self._open_until is not None
+        return admitted
 
     def succeeded(self) -> None:
         """An attempt was answered; a miss is an answer."""
@@ -78,7 +81,7 @@ class Circuit:
     def failed(self, now: float) -> None:
         """An attempt failed."""
         if self._probing:
-            self._pause_s = min(self._pause_s * 2, self._policy.pause_max_s)
+            self._again()
             self.trip(now)
         if self._open_until is not None:
             return
@@ -96,9 +99,10 @@ class Circuit:
         self._spent_sum += seconds
         while self._spent[0][0] < now - self._policy.window_s:
             self._spent_sum -= self._spent.popleft()[1]
-        if self._spent_sum > self._policy.spent_s and self._open_until is None:
+        if self._spent_sum > self._policy.spent_s and self.state(now) is not CircuitState.OPEN:
             self._spent.clear()
             self._spent_sum = 0.0
+            self._again()
             self.trip(now)
 
     def trip(self, now: float) -> None:
@@ -106,3 +110,8 @@ class Circuit:
         self._open_until = now + self._pause_s
         self._failures.clear()
         self._probing = False
+
+    def _again(self) -> None:
+        """If it was open before, it stays open for longer."""
+        if self._open_until is not None:
+            self._pause_s = min(self._pause_s * 2, self._policy.pause_max_s)

@@ -56,6 +56,10 @@ class Ledger:
         track = self._records.track(request, side)
         return track is not None and not track.told
 
+    def remembers(self, request: str, side: Side) -> bool:
+        """Whether anything is left of the request in this direction: only when nothing is may the gates forget it."""
+        return self._records.track(request, side) is not None
+
     def tainted(self, request: str) -> tuple[str, ...]:
         """The children that must not load this request again."""
         return self._records.tainted(request)
@@ -105,7 +109,7 @@ class Ledger:
         track = Track(
             event.request, event.side, plan, event.stop, event.start, now, event.within_s, event.observed, event.start
         )
-        if before is not None:  # told, but blocks of it are still held: a second transfer could meet the first
+        if before is not None and not _elsewhere(track, before):  # a second transfer could meet the first
             error = errors.RequestBusy("an earlier transfer of this request still holds blocks")
             track.failures += (fail(error, _where(track)),)
             track.result = self.policy.fallback if event.side is Side.LOAD else Result.FAILED
@@ -117,6 +121,8 @@ class Ledger:
         if event.side is Side.LOAD:
             bystanders = (name for name in dict.fromkeys(event.bystanders) if name not in plan)
             track.beside = tuple(LegRecord(track.request, Side.LOAD, name, bystander=True) for name in bystanders)
+            if before is not None:
+                track.inherit(before)
             if event.start >= event.stop:
                 track.result = Result.LOADED
         else:
@@ -281,7 +287,7 @@ class Ledger:
             if track.result is not Result.LOADED:
                 self._close(track, now, out)
         if not track.told:
-            if track.result is not Result.LOADED and any(leg.state in LIVE for leg in track.legs):
+            if track.result is not Result.LOADED and any(leg.state in LIVE for leg in track.own_legs):
                 return
             self._tell(track, now, out)
         if track.told and all(leg.state is Leg.DONE for leg in track.legs):
@@ -343,13 +349,14 @@ class Ledger:
         elif track.due_at != NEVER:  # the budget has not let it go yet
             return
         track.told = True
-        track.held = int(any(leg.state is not Leg.DONE for leg in track.legs))
+        held = any(leg.state is not Leg.DONE for leg in track.own_legs)
+        track.held += held
         outcome = Outcome(
             result=result or Result.FAILED,
             request=track.request,
             side=track.side,
             watermark=track.watermark,
-            held=track.held > 0,
+            held=held,
             failures=track.failures,
             attempts=track.attempts,
             elapsed_s=now - track.began_at,
@@ -363,6 +370,15 @@ def _where(at: Track | LegRecord) -> Where:
     if isinstance(at, Track):
         return Where("", operation, at.request)
     return Where(at.child, operation, at.request, at.epoch)
+
+
+def _elsewhere(track: Track, before: Track) -> bool:
+    """Whether a load may begin while blocks of an earlier one are held.
+
+    Where the host moves the data it has given the request other blocks by now, and another child can load into them.
+    """
+    busy = {leg.child for leg in before.legs if leg.state is not Leg.DONE}
+    return track.side is Side.LOAD and track.observed and busy.isdisjoint(track.plan)
 
 
 def _unsaid(track: Track, leg: LegRecord, kind: Kind, now: float) -> Failure:

@@ -30,7 +30,7 @@ class Track(msgspec.Struct, gc=False, eq=False):
     current: LegRecord | None = None
     """A load's leg with the child whose turn it is, or lately was."""
     beside: tuple[LegRecord, ...] = ()
-    """A load's bystanders; all legs of a save."""
+    """A load's bystanders, and what earlier loads hold; all legs of a save."""
     next: int = 0
     """How many children of a load's plan were taken."""
     attempts: int = 0
@@ -56,6 +56,19 @@ class Track(msgspec.Struct, gc=False, eq=False):
         """All that there are now."""
         return self.beside if self.current is None else (self.current, *self.beside)
 
+    @property
+    def own_legs(self) -> tuple[LegRecord, ...]:
+        """Those that this transfer has begun."""
+        return tuple(leg for leg in self.legs if not leg.inherited)
+
+    def inherit(self, before: Track) -> None:
+        """Take over what an earlier transfer of the request still holds, in other blocks."""
+        for leg in before.legs:
+            if leg.state is not Leg.DONE:
+                leg.inherited = True
+                self.beside += (leg,)
+        self.held += before.held
+
 
 class LegRecord(msgspec.Struct, gc=False, eq=False):
     """One child's part in a track."""
@@ -74,6 +87,8 @@ class LegRecord(msgspec.Struct, gc=False, eq=False):
     """Why the attempt in progress failed, while it drains."""
     landed: bool = False
     leased: bool = False
+    inherited: bool = False
+    """Of an earlier transfer of the request, whose blocks are held still."""
     tally: Tally | None = None
 
 

@@ -122,7 +122,7 @@ class Driver:
             elif action.do is Do.ABORT:
                 reports.extend(self._abort(action, now))
             elif action.do is Do.TELL and action.outcome is not None:
-                if not action.outcome.held:
+                if not self.ledger.remembers(action.request, action.side):
                     self.gate.forget(action.request, action.side)
                 self._told(action.outcome)
             elif action.do is Do.RELEASE:

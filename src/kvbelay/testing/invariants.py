@@ -117,7 +117,7 @@ class _Transfer:
         self.began_at = now
         self.cancelled = False
         self.busy = False
-        """An earlier one of the same request still held blocks when it began."""
+        """An earlier one of the same request still held these blocks when it began."""
         self.good = begin.start
         """Tokens that every rank has."""
         self.attempts: dict[int, _Attempt] = {}
@@ -194,7 +194,7 @@ class Monitor:
         key = (event.request, event.side)
         if event.kind is Kind.BEGIN and key not in self._open:
             self._open[key] = transfer = _Transfer(event, now)
-            transfer.busy = bool(self._holding.get(key))
+            transfer.busy = bool(self._holding.get(key)) and not self._has_other_blocks(event)
             self._begun += 1
             heapq.heappush(self._deadlines, (now + self._longest_s(event) + _SLACK_S, self._begun, transfer))
         elif event.kind is Kind.CANCEL:
@@ -202,6 +202,11 @@ class Monitor:
                 self._unclean = {(request, child) for request, child in self._unclean if request != event.request}
             for transfer in (*self._holding.get(key, ()), *([self._open[key]] if key in self._open else ())):
                 transfer.cancelled = True
+
+    def _has_other_blocks(self, begin: Event) -> bool:
+        """Whether a host that moves the data itself has given the request other blocks than those still held."""
+        touching = {child for child, _, _ in self._touchers((begin.request, begin.side))}
+        return begin.observed and begin.side is Side.LOAD and touching.isdisjoint(begin.plan)
 
     def _report(self, report: Report) -> None:
         attempt = self._attempts.get(report.epoch)
@@ -273,7 +278,7 @@ class Monitor:
         who = f"the {outcome.side.value} of {outcome.request!r}"
         if transfer is None:
             raise InvariantViolation("I3", f"{who} is told {outcome.result.value!r}, and no outcome is owed")
-        touching = self._touchers(key)
+        touching = [touch for touch in self._touchers(key) if transfer.busy or touch[1] in transfer.attempts]
         if touching and not outcome.held:
             raise InvariantViolation("I6", f"{who} is told as free while {sorted(touching)} are at its blocks")
         if transfer.busy and self._holding.get(key) and not outcome.held:

@@ -175,7 +175,7 @@ class Simulation:
             self._send(order)
         elif action.do is Do.TELL and action.outcome is not None:
             self.told.append(action.outcome)
-            if not action.outcome.held:
+            if not self.ledger.remembers(action.request, action.side):
                 self._send((action.request, action.side))
         elif action.do is Do.RELEASE:
             self._send((action.request, action.side))

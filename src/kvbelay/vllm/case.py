@@ -19,6 +19,10 @@ class Case(msgspec.Struct):
     chosen: str = ""
     """The child that the last look-up chose."""
     asynchronous: bool = False
+    offered: set[str] = set()
+    """Children that had some of it to load."""
+    peer: tuple[str, str] | None = None
+    """Whom the load in flight pulls from."""
     undecided: dict[str, float] = {}
     """Children that are "still looking", since when."""
     awaits_recv: bool = False

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+import msgspec
 from vllm.config.kv_transfer import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
@@ -15,7 +16,7 @@ from kvbelay import errors
 from kvbelay.core.boundary import Where, call, fail, text_of, type_name
 from kvbelay.core.model import Failure
 from kvbelay.vllm import host
-from kvbelay.vllm.options import KEY, ChildOptions, child_options, name_children
+from kvbelay.vllm.options import KEY, ChildOptions, Role, child_options, name_children
 from kvbelay.vllm.series import Series
 
 log = host.logger(__name__)
@@ -25,6 +26,8 @@ TRUSTED = 2 / 3
 """The part of a lease on which a consumer may rely; by so much NIXL's heartbeats extend it, and the rest is theirs."""
 LOGGED = 20
 """Failures of one child's hook that are logged; those after it are only counted."""
+SLOW_S = 1e-3
+"""From here on a call of a hook counts as time that the child spends in the engine's step."""
 
 
 class Guarded:
@@ -33,12 +36,14 @@ class Guarded:
     def __init__(self, name: str, options: ChildOptions, series: Series, lease_s: float | None = None) -> None:
         self.name = name
         self.options = options
+        self.pulls = options.role is Role.PD
+        """It pulls from another engine what the request's parameters name; else it is a cache."""
         self.trusted_s = math.inf if lease_s is None else lease_s * TRUSTED
         """How long after an offer another engine may still come for it, and how long a load of it may take."""
         self.connector: Any = None
         self.cause: Failure | None = None
         self.spent_s = 0.0
-        """Seconds inside its hooks since `take_spent`."""
+        """Seconds inside its slow hooks since `take_spent`."""
         self._series = series
         self._logged: dict[tuple[str, str], int] = {}
 
@@ -65,7 +70,9 @@ class Guarded:
         """What the child's hook returns, or a `Failure`, which is logged and counted."""
         began = time.perf_counter()
         answer = call(lambda: getattr(self.connector, hook)(*args, **kwargs), Where(self.name, hook, request))
-        self.spent_s += time.perf_counter() - began
+        seconds = time.perf_counter() - began
+        if seconds > SLOW_S:
+            self.took(hook, seconds)
         if isinstance(answer, Failure):
             self.note(answer)
         return answer
@@ -94,8 +101,13 @@ class Guarded:
                 "kvbelay: %s.%s failed%s: %s%s", failure.child, failure.operation, request, failure.detail, after
             )
 
+    def took(self, hook: str, seconds: float) -> None:
+        """A call of a hook was slow."""
+        self.spent_s += seconds
+        self._series.observe("slow_hook_seconds", self.name, hook, value=seconds)
+
     def take_spent(self) -> float:
-        """Seconds spent in it since this was asked last."""
+        """Seconds spent in slow hooks since this was asked last."""
         spent, self.spent_s = self.spent_s, 0.0
         return spent
 
@@ -113,6 +125,9 @@ def configured(vllm_config: Any, series: Series | None = None) -> list[tuple[Gua
     names = name_children([str(config.get("kv_connector")) for config in configs], options)
     children: list[tuple[Guarded, Mapping[str, Any]]] = []
     for name, option, config in zip(names, options, configs, strict=True):
+        if option.role is None:
+            role = Role.PD if config.get("kv_connector") in host.PULLING else Role.CACHE
+            option = msgspec.structs.replace(option, role=role)  # noqa: PLW2901  # with what is known of its class
         lease_s = host.lease_s(config) if option.lease_s is None else option.lease_s
         if lease_s is not None and option.load_s is not None and option.load_s > lease_s * TRUSTED:
             msg = f"load_s of {name!r} is longer than {lease_s * TRUSTED:.3g} s, two thirds of its lease_s"

@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 import msgspec
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
 
-from kvbelay import errors
-from kvbelay.core.boundary import Where, fail
 from kvbelay.core.children import Status
 from kvbelay.core.circuit import CircuitState
 from kvbelay.core.gate import in_order
@@ -22,17 +21,22 @@ from kvbelay.core.model import Action, Do, Event, Failure, Kind, Outcome, Report
 from kvbelay.vllm import host
 from kvbelay.vllm.case import Case
 from kvbelay.vllm.children import Guarded
-from kvbelay.vllm.leases import came_late, good_until
-from kvbelay.vllm.metadata import GuardMetadata, GuardWorkerMetadata
+from kvbelay.vllm.hooks import NAMES
+from kvbelay.vllm.leases import good_until
+from kvbelay.vllm.lookup import Lookup
+from kvbelay.vllm.metadata import AGGREGATE, GuardMetadata, GuardWorkerMetadata
 from kvbelay.vllm.options import NOW_S, GuardOptions
 from kvbelay.vllm.outbox import Outbox
+from kvbelay.vllm.peers import Peers
 from kvbelay.vllm.quarantine import Quarantine
 from kvbelay.vllm.recompute import Recompute
 from kvbelay.vllm.series import Series
+from kvbelay.vllm.staff import Staff
 from kvbelay.vllm.views import merged, view_for
 
 log = host.logger(__name__)
 
+ENDS = {Result.LOADED: Kind.LANDED, Result.MISSED: Kind.MISSED, Result.CANCELLED: Kind.CANCEL}
 OPENNESS = {CircuitState.CLOSED: 0.0, CircuitState.HALF_OPEN: 0.5, CircuitState.OPEN: 1.0}
 
 
@@ -40,83 +44,62 @@ class Desk:
     """Decides for all requests of one engine, on reports of ``ranks`` workers.
 
     ``children`` are all, also those that could not start; ``sync_is_safe`` says whether a synchronous load may be
-    offered to the host, ``one_group`` whether block ids identify blocks.
+    offered to the host.
     """
 
     def __init__(
-        self,
-        children: list[Guarded],
-        options: GuardOptions,
-        series: Series,
-        *,
-        ranks: int,
-        sync_is_safe: bool,
-        one_group: bool,
+        self, children: list[Guarded], options: GuardOptions, series: Series, *, ranks: int, sync_is_safe: bool
     ) -> None:
-        self.children = {child.name: child for child in children}
+        self.staff = Staff(children)
         self.ledger = Ledger(options.policy(), ranks=ranks)
         self.cases: dict[str, Case] = {}
         self.quarantine = Quarantine()
         self.outbox = Outbox()
         self.recompute = Recompute(options, series)
+        self._peers = Peers(options.circuit)
+        self._lookup = Lookup(self.staff, self.ledger, self._peers, options, sync_is_safe=sync_is_safe)
         self._series = series
         self._options = options
         self._ranks = ranks
-        self._sync_is_safe = sync_is_safe
-        self._one_group = one_group
         self._ready: set[str] = set()
         """Requests whose load was decided after the ranks had settled."""
-        self._heard: dict[tuple[str, Side, str, int], set[int]] = {}
+        self._heard: dict[tuple[str, Side], dict[tuple[str, int], set[int]]] = {}
+        """Ranks that have ended, by child and epoch, of what not every rank has ended."""
         for child in children:
-            self.ledger.children.add(child.name, epochs=False, unavailable=child.cause)
-
-    def serving(self) -> list[Guarded]:
-        """The children that run."""
-        return [child for child in self.children.values() if child.connector is not None]
+            self._enlist(child, child.cause)
 
     def out_of_service(self, child: Guarded, cause: Failure) -> None:
         """A child has failed for good: whatever it had in flight is aborted."""
         child.stop(cause)
+        self.staff.changed()
         record = self.ledger.children.get(child.name)
         if record is not None and record.status is not Status.UNAVAILABLE:
             self._act(self.ledger.handle(Event(Kind.LOST, child=child.name), time.monotonic()))
-            self.ledger.children.add(child.name, epochs=False, unavailable=cause)
+            self._enlist(child, cause)
 
     # Looking up and loading
 
     def match(self, request: Any, computed: int) -> tuple[int | None, bool]:
         """How many tokens beyond ``computed`` the chosen child can load, None while one is still looking."""
         now = time.monotonic()
-        case = self.cases.setdefault(request.request_id, Case(request))
-        case.request, case.chosen = request, ""
-        best: tuple[int, bool] = (0, False)
-        waiting = False
-        for child in self.serving():
-            if not self._may_load(child, request.request_id, now) or came_late(child, case):
-                continue
-            tokens, asynchronous = self._offer(child, request, computed, now)
-            if tokens is None:
-                waiting |= not case.chosen and self._still_looking(case, child, now)
-            elif tokens and not case.chosen:
-                case.chosen, case.asynchronous = child.name, asynchronous
-                best = (tokens, asynchronous)
-        if waiting:
-            return None, False
-        if not case.chosen and case.failures and not self.recompute.admits(case, computed, now):
+        case = self.cases.get(request.request_id)
+        if case is None:
+            case = self.cases[request.request_id] = Case(request)
+        case.request = request
+        best = self._lookup.choose(case, computed, now)
+        if best[0] == 0 and case.failures and not self.recompute.admits(case, computed, now):
             return None, False
         return best
 
     def allocated(self, request: Any, blocks: Any, tokens: int) -> None:
         """The host has allocated blocks for the request, ``tokens`` of them to be loaded by the chosen child."""
         case = self.cases.setdefault(request.request_id, Case(request))
-        loading = tokens > 0 and case.chosen in self.children
-        if not loading:
-            for child in self.serving():
-                self._allocate(child, request, blocks, 0)
+        child = self.staff[case.chosen] if tokens > 0 and case.chosen in self.staff else None
+        if child is None:
+            for other in self.staff:
+                self._nothing_to_load(case, other, blocks)
             return
-        child = self.children[case.chosen]
-        ids = host.block_ids(blocks)
-        written = frozenset(ids[0]) if self._one_group else frozenset()
+        written = host.all_ids(blocks)
         if case.asynchronous:
             self._begin_load(case, child, tokens, written)
         else:
@@ -125,9 +108,9 @@ class Desk:
         if isinstance(answer, Failure) and case.asynchronous:
             self._fail_begun(child.name, answer, {request.request_id})
         if not case.asynchronous:  # an asynchronous load may yet fail over to them: they hear of it when it has ended
-            for other in self.serving():
+            for other in self.staff:
                 if other is not child:
-                    self._allocate(other, request, blocks, 0)
+                    self._nothing_to_load(case, other, blocks)
 
     def seen_by(self, child: Guarded, request: Any) -> Any:
         """The request as this child sees it."""
@@ -137,13 +120,12 @@ class Desk:
     def metadata(self, scheduler_output: Any) -> GuardMetadata:
         """What the workers need for this step."""
         metas = {}
-        for child in self.serving():
-            answer = child.ask("build_connector_meta", scheduler_output)
+        for child, answer in self.staff.ask("build_connector_meta", scheduler_output):
             if isinstance(answer, Failure):
                 self._fail_begun(child.name, answer, None)
-                self.ledger.children.ended(child.name, Kind.FAILED, answer, time.monotonic())
+                self.ledger.children[child.name].circuit.failed(time.monotonic())
             elif answer is not None:
-                metas[child.name] = answer
+                metas[child.name] = cast("KVConnectorMetadata", answer)
         return self.outbox.take(metas)
 
     # The end of a request
@@ -155,7 +137,7 @@ class Desk:
         case.finished = True
         saving = []
         params: dict[str, dict[str, Any]] = {}
-        for child in self.serving():
+        for child in self.staff:
             answer = child.checked("request_finished", ask(child), _is_finish, request_id)
             if isinstance(answer, tuple):
                 if answer[0]:
@@ -175,22 +157,24 @@ class Desk:
         meta = output.kv_connector_worker_meta
         ended: list[Report] = []
         if isinstance(meta, GuardWorkerMetadata):
-            self._learn(meta)
+            self._learn(meta, now)
             for report in in_order(meta.reports):
-                self._act(self.ledger.handle(report, now))
                 if self._everywhere(report):
                     ended.append(report)
-        self._act(self.ledger.expire(now + 2 * NOW_S))
-        pulses, self._ready = {*(output.finished_recving or ()), *self._ready}, set()
-        received = {request for request in pulses if self._received(request)}
-        sent = {request for request in output.finished_sending or () if self._sent(request)}
-        _tell_children(self.serving(), output, meta, ended)
+                self._act(self.ledger.handle(report, now))
+        if self.ledger.due() is not None:
+            self._act(self.ledger.expire(now + 2 * NOW_S))
+        received, sent = self._let_through(output)
+        _tell_children(self.staff, output, meta, ended)
         output.finished_recving = received or None
         output.finished_sending = sent or None
         for request in received | sent:
             case = self.cases.get(request)
             if case is not None and case.over:
                 self._drop(case)
+        for child in self.staff:
+            if child.spent_s:  # the other hooks' part; look-ups are told at once
+                self.ledger.children[child.name].circuit.spent(child.take_spent(), now)
 
     def pending(self) -> bool:
         """Whether the engine has to go on stepping for a deadline."""
@@ -203,55 +187,42 @@ class Desk:
         self._series.show("quarantined_blocks", value=len(self.quarantine))
         for name in self.ledger.children:
             self._series.show("circuit_open", name, value=OPENNESS[self.ledger.children.circuit(name, now)])
+            if self.staff[name].pulls:
+                self._series.show("peers_open", name, value=self._peers.shut(name, now))
 
     # Inside
+
+    def _enlist(self, child: Guarded, cause: Failure | None) -> None:
+        self.ledger.children.add(child.name, epochs=False, unavailable=cause, judged=not child.pulls)
 
     def _allocate(self, child: Guarded, request: Any, blocks: Any, tokens: int) -> object:
         seen = self.seen_by(child, request)
         return child.ask("update_state_after_alloc", seen, blocks, tokens, request=request.request_id)
 
-    def _may_load(self, child: Guarded, request: str, now: float) -> bool:
-        if child.name in self.ledger.tainted(request) or self.ledger.busy(request, Side.LOAD):
-            return False
-        if (request, Side.LOAD) in self.quarantine:
-            return False
-        record = self.ledger.children[child.name]
-        return record.status is Status.READY and self.ledger.children.circuit(child.name, now) is not CircuitState.OPEN
+    def _nothing_to_load(self, case: Case, child: Guarded, blocks: Any) -> None:
+        """A child hears that it has nothing to load. A cache may have to know the blocks, to save them; one that
+        pulls, and had something to pull, gets none into which it could do so all the same.
+        """
+        if child.pulls and child.name != case.chosen and child.name in case.offered:
+            blocks = host.no_blocks(blocks)
+        self._allocate(child, case.request, blocks, 0)
 
-    def _offer(self, child: Guarded, request: Any, computed: int, now: float) -> tuple[int | None, bool]:
-        request_id = request.request_id
-        limit = request.num_tokens - computed
-        answer = child.checked(
-            "get_num_new_matched_tokens",
-            child.ask("get_num_new_matched_tokens", self.seen_by(child, request), computed, request=request_id),
-            lambda said: _is_offer(said, limit),
-            request_id,
-        )
-        circuit = self.ledger.children[child.name].circuit
-        circuit.spent(child.take_spent(), now)
-        if isinstance(answer, Failure):
-            circuit.admit(now)
-            circuit.failed(now)
-            return 0, False
-        tokens, asynchronous = cast("tuple[int | None, bool]", answer)
-        if tokens == 0 and circuit.state(now) is CircuitState.HALF_OPEN and circuit.admit(now):
-            circuit.succeeded()  # an answer is an answer; where tokens are offered, their load decides
-        if tokens and not asynchronous and not self._sync_is_safe:
-            return 0, False
-        return tokens, asynchronous
-
-    def _still_looking(self, case: Case, child: Guarded, now: float) -> bool:
-        """Whether to wait for a child that has not decided."""
-        since = case.undecided.setdefault(child.name, now)
-        if now - since < self._options.lookup_s:
-            return True
-        error = errors.DeadlineExceeded(f"still looking after {now - since:.3g} s")
-        child.note(fail(error, Where(child.name, "get_num_new_matched_tokens", case.request.request_id)))
-        return False
+    def _let_through(self, output: Any) -> tuple[set[str], set[str]]:
+        """The completions of a step that the host may hear: received, and sent."""
+        received: set[str] = set()
+        if output.finished_recving or self._ready:
+            pulses, self._ready = {*(output.finished_recving or ()), *self._ready}, set()
+            received = {request for request in pulses if self._received(request)}
+        return received, {request for request in output.finished_sending or () if self._sent(request)}
 
     def _begin_load(self, case: Case, child: Guarded, tokens: int, written: frozenset[int]) -> None:
         case.awaits_recv, case.loaded, case.pulsed = True, None, False
-        self.ledger.children[child.name].circuit.admit(time.monotonic())
+        now = time.monotonic()
+        case.peer = self._peers.named(child, self.seen_by(child, case.request))
+        if case.peer is not None:
+            self._peers.circuit(case.peer).admit(now)
+        elif self.ledger.children[child.name].judged:
+            self.ledger.children[child.name].circuit.admit(now)
         within_s = min(child.options.load_s or self._options.load_s, child.trusted_s)
         self.outbox.blocks[case.request.request_id] = written
         self._begin(case, Side.LOAD, [child.name], tokens, within_s)
@@ -290,11 +261,12 @@ class Desk:
 
     def _told(self, outcome: Outcome) -> None:
         self._series.count("outcomes", outcome.side.value, outcome.result.value, outcome.child)
-        self._series.count("decision_seconds", outcome.side.value, by=outcome.elapsed_s)
+        self._series.observe("decision_seconds", outcome.side.value, value=outcome.elapsed_s)
         for failure in outcome.failures:
-            self._series.count("failures", failure.child, failure.operation, failure.kind)
-        if not outcome.held:
-            self.outbox.forget.append((outcome.request, outcome.side))
+            if failure.operation not in NAMES:  # a hook's failure was counted when it was raised
+                self._series.count("failures", failure.child, failure.operation, failure.kind)
+        if not self.ledger.remembers(outcome.request, outcome.side):
+            self._forget(outcome.request, outcome.side)
         case = self.cases.get(outcome.request)
         if case is None:
             return
@@ -305,10 +277,19 @@ class Desk:
         if case.pulsed:
             self._ready.add(outcome.request)
         case.failures += outcome.failures
-        if outcome.result is not Result.LOADED:
-            first = outcome.failures[0] if outcome.failures else None
+        first = outcome.failures[0] if outcome.failures else None
+        if case.peer is not None:
+            kind = ENDS.get(outcome.result, Kind.FAILED)
+            self._peers.ended(case.peer, kind, first, time.monotonic())
+            case.peer = None
+        if outcome.result is not Result.LOADED and not case.finished:
             cause = f"{first.child}: {first.kind}: {first.detail}" if first else "no child had it"
             log.warning("kvbelay: load of request %s failed (%s); it goes on without", outcome.request, cause)
+
+    def _forget(self, request: str, side: Side) -> None:
+        """Nothing is left of the request in this direction."""
+        self._heard.pop((request, side), None)
+        self.outbox.forget.append((request, side))
 
     def _release(self, request: str, side: Side) -> None:
         """A quarantine has ended: nobody touches these blocks any more."""
@@ -318,7 +299,7 @@ class Desk:
             case.loaded = msgspec.structs.replace(case.loaded, held=False)
         elif case is not None and side is Side.SAVE and case.saved is not None:
             case.saved = msgspec.structs.replace(case.saved, held=False)
-        self.outbox.forget.append((request, side))
+        self._forget(request, side)
 
     def _received(self, request_id: str) -> bool:
         """Whether the host may hear that the request was received."""
@@ -363,40 +344,41 @@ class Desk:
         self.cases.pop(request_id, None)
         self._act(self.ledger.handle(Event(Kind.CANCEL, Side.LOAD, request_id), time.monotonic()))
 
-    def _learn(self, meta: GuardWorkerMetadata) -> None:
+    def _learn(self, meta: GuardWorkerMetadata, now: float) -> None:
+        """What the ranks have to say of the children."""
         for name, cause in meta.unavailable.items():
-            if name in self.children:
-                self.out_of_service(self.children[name], cause)
+            if name in self.staff:
+                self.out_of_service(self.staff[name], cause)
         for failure in meta.failures:
-            if failure.child in self.children:
-                self.children[failure.child].note(failure)
+            if failure.operation == AGGREGATE and failure.child in self.staff:
+                self.staff[failure.child].note(failure)
+            if failure.child in self.staff:
+                self.ledger.children[failure.child].circuit.failed(now)
 
     def _everywhere(self, report: Report) -> bool:
-        """Whether with this report every rank's part of the attempt has ended."""
-        key = (report.request, report.side, report.child, report.epoch)
-        heard = self._heard.setdefault(key, set())
-        heard.add(report.rank)
-        if len(heard) < self._ranks:
+        """Whether with this report the child has ended its part of the attempt on every rank."""
+        if report.kind is Kind.BROKEN:
             return False
-        del self._heard[key]
-        return True
+        heard = self._heard.setdefault((report.request, report.side), {})
+        ranks = heard.setdefault((report.child, report.epoch), set())
+        ranks.add(report.rank)
+        return len(ranks) == self._ranks
 
 
-def _tell_children(children: Iterable[Guarded], output: Any, meta: object, ended: list[Report]) -> None:
+def _tell_children(staff: Staff, output: Any, meta: object, ended: list[Report]) -> None:
     """Each child hears its own completions and its own metadata, and nobody else's."""
     theirs = meta.children if isinstance(meta, GuardWorkerMetadata) else {}
-    for child in children:
-        mine = [report for report in ended if report.child == child.name]
-        output.finished_recving = {report.request for report in mine if report.side is Side.LOAD} or None
-        output.finished_sending = {report.request for report in mine if report.side is Side.SAVE} or None
-        output.kv_connector_worker_meta = theirs.get(child.name)
-        child.ask("update_connector_output", output)
+    if not ended and not theirs:
+        output.finished_recving = output.finished_sending = output.kv_connector_worker_meta = None
+        staff.ask("update_connector_output", output)
+    else:
+        for child in staff:
+            mine = [report for report in ended if report.child == child.name]
+            output.finished_recving = {report.request for report in mine if report.side is Side.LOAD} or None
+            output.finished_sending = {report.request for report in mine if report.side is Side.SAVE} or None
+            output.kv_connector_worker_meta = theirs.get(child.name)
+            child.ask("update_connector_output", output)
     output.kv_connector_worker_meta = meta
-
-
-def _is_offer(said: Any, limit: int) -> bool:
-    tokens, asynchronous = said
-    return type(asynchronous) is bool and (tokens is None or (type(tokens) is int and 0 <= tokens <= limit))
 
 
 def _is_finish(said: Any) -> bool:

@@ -107,6 +107,7 @@ HOOKS = (
     Hook("wait_for_save", W, Rule.EACH, "nothing; a deadline settles its saves"),
 )
 
+NAMES = frozenset(hook.name for hook in HOOKS)
 FATAL = frozenset(hook.name for hook in HOOKS if hook.fatal)
 
 Cls = TypeVar("Cls", bound=type)
@@ -114,8 +115,7 @@ Cls = TypeVar("Cls", bound=type)
 
 def unknown(base: type) -> list[str]:
     """Public hooks of the host's class that the table does not know."""
-    known = {hook.name for hook in HOOKS}
-    return sorted(name for name in dir(base) if not name.startswith("_") and name not in known and hasattr(base, name))
+    return sorted(name for name in dir(base) if not name.startswith("_") and name not in NAMES and hasattr(base, name))
 
 
 def made_from_table(cls: Cls) -> Cls:
@@ -129,7 +129,10 @@ def made_from_table(cls: Cls) -> Cls:
 
 def _method(hook: Hook) -> Callable[..., Any]:
     def method(self: Any, *args: object, **kwargs: object) -> object:
-        answers = [child.ask(hook.name, *args, **kwargs) for child in self.serving(hook.name)]
+        if kwargs:
+            answers = [child.ask(hook.name, *args, **kwargs) for child in self.staff]
+        else:
+            answers = [answer for _, answer in self.staff.ask(hook.name, *args)]
         if hook.fatal:
             self.out_of_service(answers)
         if hook.rule is Rule.EACH:

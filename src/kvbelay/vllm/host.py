@@ -15,8 +15,14 @@ import vllm
 TESTED = frozenset({"0.32.0"})
 
 
+NULL = 0
+"""The block that stands where a sliding window has none."""
 LEASES = {"NixlConnector": 30.0, "NixlPullConnector": 30.0}
 """Connectors of vLLM that let a consumer read what they offered, and their default for ``kv_lease_duration``."""
+
+
+PULLING = frozenset({"MoRIIOConnector", "MooncakeConnector", "NixlConnector", "NixlPullConnector", "NixlPushConnector"})
+"""Connectors of vLLM that are for P/D, and no caches."""
 
 
 def lease_s(config: Mapping[str, Any]) -> float | None:
@@ -43,9 +49,14 @@ def may_recompute() -> bool:
     return version() in TESTED
 
 
-def block_ids(blocks: Any) -> tuple[tuple[int, ...], ...]:
-    """Block ids by KV cache group of a ``KVCacheBlocks``."""
-    return tuple(tuple(group) for group in blocks.get_block_ids())
+def all_ids(blocks: Any) -> frozenset[int]:
+    """Block ids of a ``KVCacheBlocks``. All KV cache groups draw from one pool, so that an id names one block."""
+    return frozenset(block for group in blocks.get_block_ids() for block in group) - {NULL}
+
+
+def no_blocks(blocks: Any) -> Any:
+    """The same allocation without a block in it."""
+    return blocks.new_empty()
 
 
 def hold(manager: Any, request_id: str) -> list[Any]:

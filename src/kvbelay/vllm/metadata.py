@@ -15,6 +15,9 @@ from kvbelay.core.boundary import Where, call
 from kvbelay.core.gate import merge
 from kvbelay.core.model import Failure, Order, Report, Side
 
+AGGREGATE = "aggregate"
+"""Where the ranks' own metadata of a child could not be merged."""
+
 
 @dataclass
 class GuardMetadata(KVConnectorMetadata):
@@ -24,7 +27,7 @@ class GuardMetadata(KVConnectorMetadata):
     """A child that is not here has nothing to do in this step, or could not say what."""
     orders: tuple[Order, ...] = ()
     blocks: dict[str, frozenset[int]] = field(default_factory=dict)
-    """Block ids that an asynchronous load writes, by request; where there is one KV cache group."""
+    """Block ids that an asynchronous load of ``orders`` writes, by request."""
     sync: dict[str, frozenset[int]] = field(default_factory=dict)
     """Block ids that the loads of this step write, by child."""
     pulses: tuple[str, ...] = ()
@@ -44,7 +47,7 @@ class GuardWorkerMetadata(KVConnectorWorkerMetadata):
     unavailable: dict[str, Failure] = field(default_factory=dict)
     """Children that did not start on some rank, with the first cause."""
     failures: tuple[Failure, ...] = ()
-    """What children's hooks raised on some rank."""
+    """What children's hooks raised on some rank: the first of each hook."""
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> GuardWorkerMetadata:
         """Both in one."""
@@ -57,7 +60,7 @@ class GuardWorkerMetadata(KVConnectorWorkerMetadata):
             if mine is None:
                 children[name] = theirs
                 continue
-            both = call(lambda mine=mine, theirs=theirs: mine.aggregate(theirs), Where(name, "aggregate"))  # type: ignore[misc]
+            both = call(lambda mine=mine, theirs=theirs: mine.aggregate(theirs), Where(name, AGGREGATE))  # type: ignore[misc]
             if isinstance(both, Failure):
                 failures.append(both)
                 del children[name]

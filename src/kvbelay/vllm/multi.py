@@ -53,7 +53,6 @@ class MultiConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         options = guard_options(vllm_config.kv_transfer_config.kv_connector_extra_config)
         self._series = Series()
         children = start_children(vllm_config, role, kv_cache_config, self._series)
-        one_group = host.groups(kv_cache_config) == 1
         self._desk: Desk | None = None
         self._post: Post | None = None
         if role is KVConnectorRole.SCHEDULER:
@@ -63,11 +62,16 @@ class MultiConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 self._series,
                 ranks=host.ranks(vllm_config),
                 sync_is_safe=host.sync_loads_are_safe(vllm_config, kv_cache_config),
-                one_group=one_group,
             )
             _greet(children)
         else:
+            one_group = host.groups(kv_cache_config) == 1
             self._post = Post(children, self._series, rank=host.rank(vllm_config), one_group=one_group)
+        self.staff = self._side.staff
+
+    @property
+    def _side(self) -> Desk | Post:
+        return self._desk or self.post
 
     @property
     def desk(self) -> Desk:
@@ -85,27 +89,22 @@ class MultiConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             raise errors.InvalidBatch(msg)
         return self._post
 
-    def serving(self, _hook: str = "") -> list[Guarded]:
-        """The children that run."""
-        return (self._desk or self.post).serving()
-
     @property
     def sub_connectors(self) -> list[KVConnectorBase_V1]:
         """The children's connectors, as the host's own class gives them."""
-        return [child.connector for child in self.serving()]
+        return [child.connector for child in self.staff]
 
     def out_of_service(self, answers: Iterable[object]) -> None:
         """Leave out the children that failed in a hook which they cannot do without."""
         for answer in answers:
             if isinstance(answer, Failure) and answer.operation in FATAL:
-                side = self._desk or self.post
-                side.out_of_service(side.children[answer.child], answer)
+                self._side.out_of_service(self.staff[answer.child], answer)
 
     # The scheduler's side
 
     def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
         self.desk.quarantine.manager = kv_cache_manager
-        self.out_of_service([child.ask("bind_kv_cache_manager", kv_cache_manager) for child in self.serving()])
+        self.out_of_service(answer for _, answer in self.staff.ask("bind_kv_cache_manager", kv_cache_manager))
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         return self.desk.match(request, num_computed_tokens)
@@ -146,8 +145,8 @@ class MultiConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return self.desk.finished(request, ask)
 
     def has_pending_push_work(self) -> bool:
-        answers = [child.ask("has_pending_push_work") for child in self.serving()]
-        return self.desk.pending() or any(answer is True for answer in answers)
+        answers = self.staff.ask("has_pending_push_work")
+        return self.desk.pending() or any(answer is True for _, answer in answers)
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -160,7 +159,7 @@ class MultiConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def take_events(self) -> Iterable[Any]:
         events: list[Any] = []
-        for child in self.serving():
+        for child in self.staff:
             taken = call(lambda child=child: list(child.connector.take_events()), Where(child.name, "take_events"))  # type: ignore[misc]
             if isinstance(taken, Failure):
                 child.note(taken)
@@ -179,8 +178,8 @@ class MultiConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     # A worker's side
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
-        answers = {child.name: child.ask("get_handshake_metadata") for child in self.serving()}
-        given = {name: answer for name, answer in answers.items() if isinstance(answer, KVConnectorHandshakeMetadata)}
+        answers = self.staff.ask("get_handshake_metadata")
+        given = {child.name: said for child, said in answers if isinstance(said, KVConnectorHandshakeMetadata)}
         return GuardHandshake(given) if given else None
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
@@ -194,7 +193,7 @@ class MultiConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
         if not isinstance(kv_connector_metadata, GuardMetadata):
             return
-        for child in self.serving():
+        for child in self.staff:
             if child.name in kv_connector_metadata.children:
                 child.ask("handle_preemptions", kv_connector_metadata.children[child.name])
 
@@ -222,15 +221,13 @@ class MultiConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return None
 
     def get_kv_connector_kv_cache_events(self) -> Any:
-        for child in self.serving():
-            events = child.ask("get_kv_connector_kv_cache_events")
+        for _, events in self.staff.ask("get_kv_connector_kv_cache_events"):
             if events is not None and not isinstance(events, Failure):
                 return events
         return None
 
     def get_mem_pool_context(self) -> Any:
-        for child in self.serving():
-            context = child.ask("get_mem_pool_context")
+        for _, context in self.staff.ask("get_mem_pool_context"):
             if context is not None and not isinstance(context, Failure):
                 return context
         return None
@@ -242,12 +239,10 @@ class MultiConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def get_kv_connector_stats(self) -> GuardStats | None:
         parts: dict[str, Any] = {}
-        for child in self.serving():
-            stats = child.ask("get_kv_connector_stats")
+        for child, stats in self.staff.ask("get_kv_connector_stats"):
             if isinstance(stats, KVConnectorStats):
                 parts[child.name] = stats
-        side = self._desk or self.post
-        side.show()
+        self._side.show()
         ours = self._series.take()
         if ours:
             parts[OURS] = ours
@@ -303,21 +298,21 @@ class MultiConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def _chosen_says(self, hook: str, default: Any, request: Any, *args: object) -> Any:
         case = self.desk.cases.get(request.request_id)
-        child = self.desk.children.get(case.chosen) if case is not None else None
-        if child is None or child.connector is None:
+        child = self.staff.get(case.chosen) if case is not None else None
+        if child is None:
             return default
         answer = child.ask(hook, request, *args, request=request.request_id)
         return default if isinstance(answer, Failure) or type(answer) is not type(default) else answer
 
     def _property(self, name: str) -> list[bool]:
         said = []
-        for child in self.serving():
+        for child in self.staff:
             answer = call(lambda child=child: getattr(child.connector, name), Where(child.name, name))  # type: ignore[misc]
             said.append(answer is True)
         return said
 
     def _set_handshake(self, hook: str, metadata: dict[Any, KVConnectorHandshakeMetadata]) -> None:
-        parts = [(child, GuardHandshake.part(metadata, child.name)) for child in self.serving()]
+        parts = [(child, GuardHandshake.part(metadata, child.name)) for child in self.staff]
         self.out_of_service([child.ask(hook, part) for child, part in parts if part])
 
 

@@ -6,6 +6,7 @@ Decoded once, when the engine starts; unknown keys are refused by name. A child'
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from enum import Enum
 from typing import Any, TypeVar
@@ -17,6 +18,7 @@ from kvbelay.core.policy import Policy
 from kvbelay.errors import ConfigError
 
 KEY = "kvbelay"
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 NOW_S = 1e-6
 """Drain limit of the guard's ledger: when the ranks have settled, what is not drained by then is held."""
 
@@ -36,6 +38,15 @@ class Exhausted(Enum):
     FAIL = "fail"
 
 
+class Role(Enum):
+    """What a child is for."""
+
+    CACHE = "cache"
+    """A tier below the engine's own KV cache."""
+    PD = "pd"
+    """It pulls from a prefill engine what a request's ``kv_transfer_params`` name."""
+
+
 class ChildOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Of one child."""
 
@@ -43,6 +54,8 @@ class ChildOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Unique; by default the connector's class name, numbered from the second on."""
     required: bool = False
     """Stop the start of the engine if this child cannot start."""
+    role: Role | None = None
+    """None: what is known of vLLM's own connectors, else a cache."""
     load_s: float | None = None
     """Deadline of a load through this child; None: the guard's."""
     save_s: float | None = None
@@ -71,8 +84,8 @@ class GuardOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """WAIT: recompute after the longest wait all the same. FAIL: this one request fails, with its first cause."""
     quarantine_cap: int = 64
     """Held transfers of one child beyond which it gets no new ones."""
-    circuit: CircuitPolicy = CircuitPolicy(spent_s=5.0)
-    """When a child is left alone: too many failures, or too many seconds spent in the engine's step."""
+    circuit: CircuitPolicy = CircuitPolicy(spent_s=2.5)
+    """When a child is left alone: too many failures, or too many seconds in slow hooks of the scheduler's side."""
 
     def policy(self) -> Policy:
         """The ledger's policy: a child that carries no attempt numbers gets one attempt a load."""
@@ -130,6 +143,11 @@ def name_children(classes: list[str], options: list[ChildOptions]) -> list[str]:
     names: list[str] = []
     for index, (cls, option) in enumerate(zip(classes, options, strict=True)):
         name = option.name or cls
+        if option.name and (option.name == KEY or not NAME.fullmatch(option.name)):
+            msg = f"{option.name!r} cannot be a child's name"
+            field = f"connectors[{index}].{KEY}.name"
+            remedy = f"use at most 64 letters, digits and . _ -, and not {KEY!r}"
+            raise ConfigError(msg, source="--kv-transfer-config", field=field, remedy=remedy)
         if option.name and option.name in names:
             msg = f"{option.name!r} is the name of two children"
             field = f"connectors[{index}].{KEY}.name"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults, KVConnectorWorkerMetadata
 
 from kvbelay import errors
 from kvbelay.core.boundary import Where, describe, each, fail
@@ -13,6 +15,7 @@ from kvbelay.core.model import Failure, Kind, Order, Report, Side
 from kvbelay.vllm.children import Guarded
 from kvbelay.vllm.metadata import GuardMetadata, GuardWorkerMetadata
 from kvbelay.vllm.series import Series
+from kvbelay.vllm.staff import Staff, method_of
 
 Bound = list[tuple[str, Callable[..., object]]]
 
@@ -21,17 +24,21 @@ class Post:
     """One rank. What it has to tell the scheduler waits in it for `report`."""
 
     def __init__(self, children: list[Guarded], series: Series, *, rank: int, one_group: bool) -> None:
-        self.children = {child.name: child for child in children}
+        self.staff = Staff(children)
         self.gate = Gate(rank)
         self.step = GuardMetadata()
         self._series = series
         self._one_group = one_group
-        self._blocks: dict[str, frozenset[int]] = {}
+        self._in_step: list[Guarded] = []
+        """Children that have orders for this step, and have taken them."""
+        self._blocks: dict[str, dict[str, frozenset[int]]] = {}
+        """Block ids that a load writes, by request and child."""
         self._failed: dict[tuple[str, str], Failure] = {}
         """Loads that a child reported as failed, by child and request, while they are not received yet."""
         self._invalid: set[int] = set()
         self._reports: list[Report] = []
-        self._failures: list[Failure] = []
+        self._failures: dict[tuple[str, str], Failure] = {}
+        """The first of each child and hook that the scheduler has not heard of."""
         self._unavailable = {child.name: child.cause for child in children if child.cause is not None}
         self._savers: Bound = []
         self._waiters: Bound = []
@@ -39,47 +46,47 @@ class Post:
             self.gate.know(child.name)
         self.bind_layers()
 
-    def serving(self) -> list[Guarded]:
-        """The children that run."""
-        return [child for child in self.children.values() if child.connector is not None]
-
     def out_of_service(self, child: Guarded, cause: Failure) -> None:
         """A child has failed for good."""
         child.stop(cause)
         self._unavailable[child.name] = cause
+        self.staff.changed()
         self.bind_layers()
 
     def bind_layers(self) -> None:
         """Look up the children's layer hooks once: an engine calls them for every layer."""
-        self._savers = [(child.name, child.connector.save_kv_layer) for child in self.serving()]
-        self._waiters = [(child.name, child.connector.wait_for_layer_load) for child in self.serving()]
+        self._savers = [(child.name, method_of(child.connector, "save_kv_layer")) for child in self.staff]
+        self._waiters = [(child.name, method_of(child.connector, "wait_for_layer_load")) for child in self.staff]
 
     def bind(self, meta: object) -> None:
         """A step begins."""
-        now = time.monotonic()
-        self.step = meta if isinstance(meta, GuardMetadata) else GuardMetadata()
-        for request, side in self.step.forget:
-            self.gate.forget(request, side)
-            if side is Side.LOAD:
-                self._blocks.pop(request, None)
-        self._blocks.update(self.step.blocks)
-        for order in self.step.orders:
+        self.step = step = meta if isinstance(meta, GuardMetadata) else GuardMetadata()
+        for request, side in step.forget:
+            self._forget(request, side)
+        now = time.monotonic() if step.orders else 0.0
+        for order in step.orders:
             self._keep(self.gate.obey(order, now))
-            child = self.children.get(order.child)
-            if child is None or child.connector is None:
-                self._settle(order, child.cause if child is not None else None)
-        for child in self.serving():
-            if child.name in self.step.children:
-                answer = child.ask("bind_connector_metadata", self.step.children[child.name])
-                if isinstance(answer, Failure):
-                    self._fail_begun(child, answer)
+            if order.side is Side.LOAD and not order.cancel:
+                self._blocks.setdefault(order.request, {})[order.child] = step.blocks.get(order.request, frozenset())
+            child = self.staff.get(order.child)
+            if child is None:
+                cause = self.staff[order.child].cause if order.child in self.staff else None
+                self._settle(order, Kind.FAILED, cause)
+        self._in_step.clear()
+        for child in self.staff:
+            if child.name in step.children:
+                answer = child.ask("bind_connector_metadata", step.children[child.name])
+                if isinstance(answer, Failure):  # what it has not heard it does not begin
+                    self._fail_begun(child, Kind.FAILED, answer)
+                else:
+                    self._in_step.append(child)
 
     def start_load(self, forward_context: object, kwargs: dict[str, Any]) -> None:
         """Let the children start the step's loads."""
-        for child in self._in_step():
+        for child in self._in_step:
             answer = child.ask("start_load_kv", forward_context, **kwargs)
-            if isinstance(answer, Failure):
-                self._fail_begun(child, answer)
+            if isinstance(answer, Failure):  # it may have begun some
+                self._fail_begun(child, Kind.BROKEN, answer)
 
     def wait_for_layer(self, layer: str) -> None:
         """Let every child finish a layer's loads."""
@@ -88,17 +95,17 @@ class Post:
     def save_layer(self, layer: str, kv: object, attn: object, kwargs: dict[str, Any]) -> None:
         """Let every child save a layer."""
         if kwargs:
-            for child in self.serving():
+            for child in self.staff:
                 child.ask("save_kv_layer", layer, kv, attn, **kwargs)
             return
         each(self._savers, self._save_failed, layer, kv, attn)
 
     def results(self, finished: set[str]) -> tuple[set[str], set[str], set[str]]:
         """What has ended on this rank, each once: sent, received, and of these failed to receive."""
-        for child in self.serving():
-            self._ask_results(child, finished)
-        for report in self.gate.expire(time.monotonic()):
-            self._keep(report)
+        self._ask_results(finished)
+        if self.gate.due() is not None:
+            for report in self.gate.expire(time.monotonic()):
+                self._keep(report)
         received = set(self.step.pulses) | set(self.step.fails)
         sent: set[str] = set()
         for report in self._reports:
@@ -114,19 +121,21 @@ class Post:
 
     def report(self) -> GuardWorkerMetadata | None:
         """What the scheduler has to know of this step."""
-        metas = {}
-        for child in self.serving():
-            meta = child.ask("build_connector_worker_meta")
-            if meta is not None and not isinstance(meta, Failure):
-                metas[child.name] = meta
+        metas = {
+            child.name: cast("KVConnectorWorkerMetadata", meta)
+            for child, meta in self.staff.ask("build_connector_worker_meta")
+            if meta is not None and not isinstance(meta, Failure)
+        }
+        if not (metas or self._reports or self._unavailable or self._failures):
+            return None
         up = GuardWorkerMetadata(
             reports=frozenset(self._reports),
             children=metas,
             unavailable=dict(self._unavailable),
-            failures=tuple(self._failures),
+            failures=tuple(self._failures.values()),
         )
-        self._reports, self._failures, self._unavailable = [], [], {}
-        return up if up.reports or up.children or up.unavailable or up.failures else None
+        self._reports, self._failures, self._unavailable = [], {}, {}
+        return up
 
     def show(self) -> None:
         """Bring the series up to date."""
@@ -134,25 +143,31 @@ class Post:
 
     def clear(self) -> None:
         """A step ends."""
-        for child in self.serving():
-            child.ask("clear_connector_metadata")
+        self.staff.ask("clear_connector_metadata")
         self.step = GuardMetadata()
 
-    def _in_step(self) -> Iterable[Guarded]:
-        return (child for child in self.serving() if child.name in self.step.children)
+    def _ask_results(self, finished: set[str]) -> None:
+        """Completions, then block errors: asked in the other order, a failed load passes for a good one."""
+        said = self.staff.ask("get_transfer_results", finished)
+        blamed = self.staff.ask("get_block_ids_with_load_errors")
+        for child, blocks in blamed:
+            if _is_empty(blocks):
+                continue
+            checked = child.checked("get_block_ids_with_load_errors", blocks, _are_ids)
+            if not isinstance(checked, Failure):
+                self._blame_blocks(child, cast("set[int]", checked))
+        for child, answer in said:
+            if _is_quiet(answer):
+                continue
+            results: Any = child.checked("get_transfer_results", answer, _are_results)
+            if not isinstance(results, Failure):
+                self._take(child, results)
 
-    def _ask_results(self, child: Guarded, finished: set[str]) -> None:
-        """A child's completions, then its block errors: in the other order a failed load passes for a good one."""
-        answer = child.checked("get_transfer_results", child.ask("get_transfer_results", finished), _are_results)
-        blocks = child.checked("get_block_ids_with_load_errors", child.ask("get_block_ids_with_load_errors"), _are_ids)
-        if isinstance(blocks, set) and blocks:
-            self._blame_blocks(child, blocks)
-        if isinstance(answer, Failure):
-            return
-        results: Any = answer
+    def _take(self, child: Guarded, results: Any) -> None:
+        """A child's completions."""
         for request in results.failed_recving:
-            error = errors.TransferFailed("the connector reported a failed load")
-            self._failed.setdefault((child.name, request), fail(error, Where(child.name, "load", request)))
+            error = errors.TransferFailed("the connector reported a failed load; its own log may say why")
+            self._blame(child, request, error)
         for request in results.finished_recving:
             failure = self._failed.pop((child.name, request), None)
             kind = Kind.LANDED if failure is None else Kind.FAILED
@@ -162,39 +177,72 @@ class Post:
 
     def _blame_blocks(self, child: Guarded, blocks: set[int]) -> None:
         """Failed blocks are a failure of the whole load that they belong to."""
-        left = set(blocks)
-        for request, written in self._blocks.items():
-            if written & blocks and not self.gate.settled(request, Side.LOAD):
-                error = errors.TransferFailed(f"the connector reported {len(written & blocks)} failed blocks")
-                self._failed.setdefault((child.name, request), fail(error, Where(child.name, "load", request)))
-                left -= written
-        if self._one_group:
-            self._invalid |= left
+        for request, by_child in self._blocks.items():
+            bad = by_child.get(child.name, frozenset()) & blocks
+            if bad:
+                self._blame(child, request, errors.TransferFailed(f"the connector reported {len(bad)} failed blocks"))
+        bad_now = self.step.sync.get(child.name, frozenset()) & blocks
+        if bad_now:
+            error = errors.TransferFailed(f"the connector reported {len(bad_now)} failed blocks")
+            self._invalidate(child.name, bad_now, fail(error, Where(child.name, "load")))
 
-    def _fail_begun(self, child: Guarded, failure: Failure) -> None:
-        """What the child was to begin in this step has failed; it may have begun some of it."""
+    def _blame(self, child: Guarded, request: str, error: errors.KvbelayError) -> None:
+        """A load of this child is not good; it is over when the child says that it was received."""
+        if child.name in self._blocks.get(request, ()):
+            self._failed.setdefault((child.name, request), fail(error, Where(child.name, "load", request)))
+
+    def _fail_begun(self, child: Guarded, kind: Kind, failure: Failure) -> None:
+        """What the child was to begin in this step has failed."""
+        self._failures.setdefault((child.name, failure.operation), failure)
         for order in self.step.orders:
             if order.child == child.name and order.side is Side.LOAD and not order.cancel:
-                self._settle(order, failure)
-        if self._one_group:
-            self._invalid |= self.step.sync.get(child.name, frozenset())
+                self._settle(order, kind, failure)
+        self._invalidate(child.name, self.step.sync.get(child.name, frozenset()), failure)
 
-    def _settle(self, order: Order, failure: Failure | None) -> None:
-        kind = Kind.BROKEN if self.children[order.child].connector is not None else Kind.FAILED
+    def _settle(self, order: Order, kind: Kind, failure: Failure | None) -> None:
         self._keep(self.gate.hear(order.child, order.side, order.request, kind, failure=failure))
 
+    def _invalidate(self, child: str, blocks: frozenset[int], failure: Failure) -> None:
+        """Synchronous loads of this step have failed: the host hears of their blocks, where it can."""
+        if self._one_group and blocks:
+            self._invalid |= blocks
+            self._failures.setdefault((child, failure.operation), failure)
+
     def _wait_failed(self, name: str, exc: BaseException) -> None:
-        failure = describe(exc, Where(name, "wait_for_layer_load"))
-        self._failures.append(failure)
-        if self._one_group:
-            self._invalid |= self.step.sync.get(name, frozenset())
+        failure = self._layer_failed(name, "wait_for_layer_load", exc)
+        self._invalidate(name, self.step.sync.get(name, frozenset()), failure)
 
     def _save_failed(self, name: str, exc: BaseException) -> None:
-        self._failures.append(describe(exc, Where(name, "save_kv_layer")))
+        self._layer_failed(name, "save_kv_layer", exc)
+
+    def _layer_failed(self, name: str, hook: str, exc: BaseException) -> Failure:
+        failure = describe(exc, Where(name, hook))
+        self.staff[name].note(failure)
+        return self._failures.setdefault((name, hook), failure)
+
+    def _forget(self, request: str, side: Side) -> None:
+        self.gate.forget(request, side)
+        if side is Side.LOAD:
+            for child in self._blocks.pop(request, ()):
+                self._failed.pop((child, request), None)
 
     def _keep(self, report: Report | None) -> None:
         if report is not None:
             self._reports.append(report)
+
+
+def _is_empty(said: object) -> bool:
+    return type(said) is set and not said
+
+
+def _is_quiet(said: Any) -> bool:
+    """Nothing has ended; asked in most steps."""
+    return (
+        type(said) is KVConnectorTransferResults
+        and _is_empty(said.finished_recving)
+        and _is_empty(said.finished_sending)
+        and _is_empty(said.failed_recving)
+    )
 
 
 def _are_results(said: Any) -> bool:

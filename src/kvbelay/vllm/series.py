@@ -3,41 +3,61 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
+from typing import Any
 
 from kvbelay.core.model import Swallow
 
-Counts = dict[str, dict[str, float]]
+Numbers = dict[str, dict[str, float]]
 """Series, then label values joined by "|", then the number."""
+Values = dict[str, dict[str, list[float]]]
+"""The same of series whose single values are told."""
+KEPT = 256
+"""Single values of one series and labels that are kept until they are collected; those beyond it are lost."""
 
 COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "outcomes": ("Transfers that ended, by how", ("side", "result", "child")),
     "failures": ("Hooks and transfers of a child that failed", ("child", "operation", "kind")),
     "swallowed": ("Completions that changed nothing", ("child", "reason")),
     "recomputed_tokens": ("Tokens computed again because a load failed", ()),
-    "decision_seconds": ("Seconds from the start of transfers to their outcomes", ("side",)),
 }
 """Series that only grow: what they count, and their labels."""
 GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "quarantined_blocks": ("Blocks held back because somebody may still touch them", ()),
+    "peers_open": ("Engines of which a P/D child is left alone, or probed", ("child",)),
     "circuit_open": ("1 while a child is left alone, 0.5 while it is probed", ("child",)),
 }
 """Series that show a state."""
+HISTOGRAMS: dict[str, tuple[str, tuple[str, ...], tuple[float, ...]]] = {
+    "slow_hook_seconds": (
+        "Calls of a child's hooks that took more than a millisecond of the engine's step",
+        ("child", "hook"),
+        (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0),
+    ),
+    "decision_seconds": (
+        "From the start of a transfer to its outcome",
+        ("side",),
+        (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0),
+    ),
+}
+"""Series of single values: what they are, their labels, and the buckets in seconds."""
 
 
 class Series:
-    """Counters since they were taken last, and gauges that have changed."""
+    """Counters and single values since they were taken last, and gauges that have changed."""
 
     def __init__(self) -> None:
-        self._counters: Counts = {}
-        self._gauges: Counts = {}
-        self._shown: Counts = {}
+        self._counters: Numbers = {}
+        self._gauges: Numbers = {}
+        self._values: Values = {}
+        self._shown: Numbers = {}
         self._swallowed: Counter[tuple[str, Swallow]] = Counter()
 
     def count(self, series: str, *labels: str, by: float = 1) -> None:
         """Add to a counter."""
-        values = self._counters.setdefault(series, {})
+        numbers = self._counters.setdefault(series, {})
         key = "|".join(labels)
-        values[key] = values.get(key, 0) + by
+        numbers[key] = numbers.get(key, 0) + by
 
     def show(self, series: str, *labels: str, value: float) -> None:
         """Set a gauge."""
@@ -46,6 +66,12 @@ class Series:
             self._shown[series][key] = value
             self._gauges.setdefault(series, {})[key] = value
 
+    def observe(self, series: str, *labels: str, value: float) -> None:
+        """Tell one value of a histogram."""
+        values = self._values.setdefault(series, {}).setdefault("|".join(labels), [])
+        if len(values) < KEPT:
+            values.append(value)
+
     def swallowed(self, total: Counter[tuple[str, Swallow]]) -> None:
         """Count what a gate or ledger has swallowed since it was asked last."""
         if total != self._swallowed:
@@ -53,18 +79,23 @@ class Series:
                 self.count("swallowed", child, reason.value, by=count)
             self._swallowed = total.copy()
 
-    def take(self) -> Counts:
+    def take(self) -> dict[str, Any]:
         """All that is new."""
-        new = {**self._counters, **self._gauges}
-        self._counters, self._gauges = {}, {}
+        if not (self._counters or self._gauges or self._values):
+            return {}
+        new = {**self._counters, **self._gauges, **self._values}
+        self._counters, self._gauges, self._values = {}, {}, {}
         return new
 
 
-def add(mine: Counts, theirs: Counts) -> Counts:
-    """Both in one: counters add up, of a gauge the higher one shows."""
+def add(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
+    """Both in one: counters add up, single values stand together, of a gauge the higher one shows."""
     both = {series: dict(values) for series, values in mine.items()}
     for series, values in theirs.items():
         into = both.setdefault(series, {})
         for key, value in values.items():
-            into[key] = max(into.get(key, value), value) if series in GAUGES else into.get(key, 0) + value
+            if key not in into:
+                into[key] = value
+            else:
+                into[key] = max(into[key], value) if series in GAUGES else into[key] + value
     return both

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from prometheus_client import Counter, Gauge
+from prometheus_client import Counter, Gauge, Histogram
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
 from kvbelay.core.boundary import Where, call
 from kvbelay.core.model import Failure
 from kvbelay.vllm import host
 from kvbelay.vllm.children import child_class, child_config, configured
-from kvbelay.vllm.series import COUNTERS, GAUGES, add
+from kvbelay.vllm.series import COUNTERS, GAUGES, HISTOGRAMS, add
 
 log = host.logger(__name__)
 
@@ -89,29 +89,36 @@ class GuardPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
         super().__init__(vllm_config, metric_types, labelnames, per_engine)
         self._children: dict[str, Any] = {}
         self._silent: set[str] = set()
-        seen: dict[Any, Any] = {}
+        shared = {kind: _Shared(make) for kind, make in metric_types.items()}
         for child, config in configured(vllm_config):
 
             def build(config: Any = config, name: str = child.name) -> Any:
                 own = child_config(vllm_config, config)
                 cls = GuardStats.classes[name] = child_class(own)
-                if cls not in seen:  # a second child of a class cannot register the same series again: they share it
-                    seen[cls] = cls.build_prom_metrics(own, metric_types, labelnames, per_engine)
-                return seen[cls]
+                values = {engine: [*values, name] for engine, values in per_engine.items()}
+                return cls.build_prom_metrics(own, shared, [*labelnames, "child"], values)
 
             metrics = call(build, Where(child.name, "build_prom_metrics"))
-            if metrics is not None and not isinstance(metrics, Failure):
+            if isinstance(metrics, Failure):
+                log.warning("kvbelay: child %r has no Prometheus series: %s", child.name, metrics.detail)
+            elif metrics is not None:
                 self._children[child.name] = metrics
+
+        def make(kind: Any, name: str, text: str, labels: tuple[str, ...], **more: Any) -> Any:
+            name = f"kvbelay_{name}"
+            return metric_types[kind](name=name, documentation=text, labelnames=[*labelnames, *labels], **more)
+
         self._series = {
-            **{name: self._make(Counter, metric_types, labelnames, name, COUNTERS[name]) for name in COUNTERS},
-            **{name: self._make(Gauge, metric_types, labelnames, name, GAUGES[name]) for name in GAUGES},
+            **{name: make(Counter, name, *what) for name, what in COUNTERS.items()},
+            **{name: make(Gauge, name, *what) for name, what in GAUGES.items()},
+            **{name: make(Histogram, name, *what[:2], buckets=what[2]) for name, what in HISTOGRAMS.items()},
         }
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         """Take one step's statistics. Nothing in them is fatal."""
         for name, data in transfer_stats_data.items():
             if name == OURS:
-                self._observe_ours(data, engine_idx)
+                call(lambda data=data: self._observe_ours(data, engine_idx), Where(OURS, "observe"))  # type: ignore[misc]
             elif name in self._children:
                 metrics = self._children[name]
                 call(lambda metrics=metrics, data=data: metrics.observe(data, engine_idx), Where(name, "observe"))  # type: ignore[misc]
@@ -119,18 +126,7 @@ class GuardPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
                 self._silent.add(name)
                 log.warning("kvbelay: child %r has statistics but no Prometheus series; they are not shown", name)
 
-    def _make(
-        self,
-        kind: Any,
-        metric_types: dict[Any, Any],
-        labelnames: list[str],
-        name: str,
-        what: tuple[str, tuple[str, ...]],
-    ) -> Any:
-        text, labels = what
-        return metric_types[kind](name=f"kvbelay_{name}", documentation=text, labelnames=[*labelnames, *labels])
-
-    def _observe_ours(self, counts: dict[str, dict[str, float]], engine_idx: int) -> None:
+    def _observe_ours(self, counts: dict[str, dict[str, Any]], engine_idx: int) -> None:
         engine = [str(value) for value in self.per_engine_labelvalues[engine_idx]]
         for series, values in counts.items():
             metric = self._series.get(series)
@@ -138,7 +134,24 @@ class GuardPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
                 continue
             for key, value in values.items():
                 labelled = metric.labels(*engine, *(key.split("|") if key else ()))
-                if series in GAUGES:
+                if series in HISTOGRAMS:
+                    for one in value:
+                        labelled.observe(one)
+                elif series in GAUGES:
                     labelled.set(value)
                 else:
                     labelled.inc(value)
+
+
+class _Shared:
+    """Makes each metric once: children of one class share it, and their own names tell their series apart."""
+
+    def __init__(self, make: Any) -> None:
+        self._make = make
+        self._made: dict[str, Any] = {}
+
+    def __call__(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """The metric of this name."""
+        if name not in self._made:
+            self._made[name] = self._make(name, *args, **kwargs)
+        return self._made[name]

@@ -1,0 +1,82 @@
+"""All children of one side of the guard, and how the same hook is asked of each of them.
+
+An engine asks some fifteen hooks in every step: each child's method is looked up once, and nothing is made for a
+child that answers at once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+from kvbelay.core.boundary import ABSENT, Broken, Where, describe, gather, peek
+from kvbelay.core.model import Failure
+from kvbelay.vllm.children import SLOW_S, Guarded
+
+
+class Staff:
+    """The children by name, also those that could not start; iterating gives those that serve."""
+
+    def __init__(self, children: list[Guarded]) -> None:
+        self.all = {child.name: child for child in children}
+        self._hooks: dict[str, _Hook] = {}
+        self._serving: tuple[Guarded, ...] = ()
+        self.changed()
+
+    def __iter__(self) -> Iterator[Guarded]:
+        return iter(self._serving)
+
+    def __getitem__(self, name: str) -> Guarded:
+        return self.all[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.all
+
+    def get(self, name: str) -> Guarded | None:
+        """The child of that name, if it serves."""
+        child = self.all.get(name)
+        return child if child is not None and child.connector is not None else None
+
+    def changed(self) -> None:
+        """A child serves no more."""
+        self._serving = tuple(child for child in self.all.values() if child.connector is not None)
+        self._hooks.clear()
+
+    def ask(self, hook: str, *args: object) -> list[tuple[Guarded, object]]:
+        """What each serving child answers; a `Failure` for one that raised, which is logged and counted."""
+        asked = self._hooks.get(hook)
+        if asked is None:
+            asked = self._hooks[hook] = _Hook(hook, self._serving)
+        return gather(asked.calls, asked, *args)
+
+
+class _Hook:
+    """One hook of all children that serve."""
+
+    def __init__(self, name: str, children: tuple[Guarded, ...]) -> None:
+        self.clock = time.perf_counter
+        self.slow_s = SLOW_S
+        self.calls = [(child, method_of(child.connector, name)) for child in children]
+        self._name = name
+
+    def failed(self, child: Guarded, exc: BaseException) -> Failure:
+        failure = describe(exc, Where(child.name, self._name))
+        child.note(failure)
+        return failure
+
+    def slow(self, child: Guarded, seconds: float) -> None:
+        child.took(self._name, seconds)
+
+
+def method_of(connector: object, hook: str) -> Callable[..., object]:
+    """A child's method. Where looking it up raises, so does calling it."""
+    method = peek(connector, hook)
+    if callable(method) and not isinstance(method, Broken):
+        return method
+    why = "has no" if method is ABSENT else f"raises for ({method})"
+
+    def missing(*_: object, **__: object) -> object:
+        msg = f"the connector {why} {hook}"
+        raise AttributeError(msg)
+
+    return missing
