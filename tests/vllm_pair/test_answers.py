@@ -5,41 +5,41 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 from dance import decode, prefill
-from pair import Pair, loaded, pulled
+from pair import Trio, loaded, pulled
 from server import BLOCK
 
 
-def test_kv_is_pulled(pair: Pair) -> None:
+def test_kv_is_pulled(trio: Trio) -> None:
     """A request's KV comes from the prefill side, all of its bytes, and nothing is computed again."""
-    before = pulled(pair.decode), loaded(pair.decode), pair.decode.metric("kvbelay_recomputed_tokens_total")
-    params = prefill(pair.prefill, 0)
-    pair.right(0, decode(pair.decode, 0, params))
+    before = pulled(trio.decode), loaded(trio.decode), trio.decode.metric("kvbelay_recomputed_tokens_total")
+    params = prefill(trio.prefill, 0)
+    trio.right(0, decode(trio.decode, 0, params))
     blocks = len(params["remote_block_ids"][0])
     assert params["remote_num_tokens"] <= blocks * BLOCK
-    assert pulled(pair.decode) - before[0] == blocks * pair.block_bytes
-    assert loaded(pair.decode) - before[1] == 1
-    assert pair.decode.metric("kvbelay_recomputed_tokens_total") == before[2]
+    assert pulled(trio.decode) - before[0] == blocks * trio.block_bytes
+    assert loaded(trio.decode) - before[1] == 1
+    assert trio.decode.metric("kvbelay_recomputed_tokens_total") == before[2]
 
 
-def test_many_at_once(pair: Pair) -> None:
+def test_many_at_once(trio: Trio) -> None:
     """Many requests at once are all loaded, and all answered as an engine does that computes them alone."""
-    before = loaded(pair.decode)
+    before = loaded(trio.decode)
     numbers = range(1, 7)
     with ThreadPoolExecutor(len(numbers)) as pool:
-        answers = list(pool.map(lambda number: decode(pair.decode, number, prefill(pair.prefill, number)), numbers))
+        answers = list(pool.map(lambda number: decode(trio.decode, number, prefill(trio.prefill, number)), numbers))
     for number, answer in zip(numbers, answers, strict=True):
-        pair.right(number, answer)
-    assert loaded(pair.decode) - before == len(numbers)
+        trio.right(number, answer)
+    assert loaded(trio.decode) - before == len(numbers)
 
 
-def test_guarded_prefill_serves_stock_decode(pair: Pair) -> None:
+def test_guarded_prefill_serves_stock_decode(trio: Trio) -> None:
     """What the guard adds to the parameters does not disturb a decode side without it."""
-    with pair.with_stock() as stock:
+    with trio.with_stock() as stock:
         before = pulled(stock)
-        pair.right(9, decode(stock, 9, prefill(pair.prefill, 9)))
+        trio.right(9, decode(stock, 9, prefill(trio.prefill, 9)))
         assert pulled(stock) > before
 
 
-def test_the_engine_says_what_guards_it(pair: Pair) -> None:
+def test_the_engine_says_what_guards_it(trio: Trio) -> None:
     """One line at the start, in the host's log."""
-    assert pair.decode.said(r"INFO .*kvbelay guards NixlConnector on vLLM")
+    assert trio.decode.said(r"INFO .*kvbelay guards NixlConnector on vLLM")

@@ -1,0 +1,84 @@
+"""What the processes of a server run.
+
+Servers are forked from one process that has imported vLLM already: importing it costs a core 7 s, and a server has
+three processes. From there on they are what ``python -m vllm.entrypoints.openai.api_server`` is.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+
+IMPORTED = [
+    "vllm.entrypoints.launchers.api_server.entry",
+    "vllm.v1.engine.async_llm",
+    "vllm.v1.worker.cpu_worker",
+    "vllm.distributed.kv_transfer.kv_connector.v1.multi_connector",
+]
+DIE_WITH_PARENT = 1
+"""``PR_SET_PDEATHSIG`` of Linux."""
+SOURCE = Path(__file__).parents[2] / "src"
+
+
+@cache
+def forks() -> ForkServerContext:
+    """Makes processes that have imported vLLM."""
+    os.environ["HF_HUB_OFFLINE"] = os.environ["OMP_NUM_THREADS"] = "1"  # they are looked at when vLLM is imported
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(IMPORTED)
+    return context
+
+
+def serve(
+    arguments: Sequence[str], environment: Mapping[str, str], log: Path, before: Callable[[], None] | None = None
+) -> None:
+    """Be an API server, in a session of its own. ``before`` is done first, in all that its processes have in common."""
+    os.setsid()
+    ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)  # also when the tests are killed
+    gc.freeze()  # what was imported stays shared memory
+    from vllm.entrypoints.launchers.api_server.entry import main  # noqa: PLC0415 # the same
+
+    from vllm import envs  # noqa: PLC0415 # the tests' own process does not import it
+
+    for number, path in enumerate((os.devnull, log, log)):
+        opened = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+        os.dup2(opened, number)
+        os.close(opened)
+    os.chdir(log.parent)
+    os.environ.update(environment)
+    sys.path.insert(0, str(SOURCE))
+    sys.argv = ["api_server", *arguments]
+    envs.environment_variables["VLLM_WORKER_MULTIPROC_METHOD"] = lambda: "fork"  # on CPU the host insists on "spawn"
+    _share_the_cores()
+    if before is not None:
+        before()
+    main()
+
+
+def _share_the_cores() -> None:
+    """Let nobody spin: two cores have to do for nine processes.
+
+    A worker spins on its queue, and is put last by the kernel for each turn that it gives up. NIXL's own thread polls
+    without a pause, also in an idle engine.
+    """
+    from vllm.distributed.device_communicators import shm_broadcast  # noqa: PLC0415 # see above
+    from vllm.distributed.kv_transfer.kv_connector.v1.nixl import base_worker  # noqa: PLC0415 # see above
+
+    agent = base_worker.NixlWrapper
+
+    def made(*args: object) -> object:
+        with ThreadPoolExecutor(1, initializer=lambda: os.nice(10)) as pool:  # what it starts is as nice as it is
+            return pool.submit(agent, *args).result()
+
+    base_worker.NixlWrapper = made
+    shm_broadcast.sched_yield = lambda: time.sleep(1e-4)
