@@ -2,13 +2,14 @@
 PYTHON ?= python3
 VENV := .venv
 WHEEL := $(VENV)-wheel
+VLLM := $(VENV)-vllm
 WHEEL_TESTS := tests/connectors/test_registry.py \
 	$(wildcard tests/connectors/test_*_conformance.py tests/testing/test_traces.py tests/runtime)
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
 .DEFAULT_GOAL := help
-.PHONY: help demo bench test test-wheel check mutants format clean
+.PHONY: help demo bench test test-wheel test-vllm check mutants format clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,9 +38,10 @@ format: $(VENV)/installed ## Format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-test: $(VENV)/installed ## Run all tests, and some of them again on the built wheel
+test: $(VENV)/installed ## Run all tests: without vLLM, on the built wheel, and on the real engine
 	$(BIN)/python -m pytest
 	$(MAKE) test-wheel
+	$(MAKE) test-vllm
 
 # The wheel's own environment has neither numpy nor the source: what is missing from the wheel or its metadata fails.
 $(WHEEL)/installed: pyproject.toml
@@ -54,6 +56,18 @@ test-wheel: $(VENV)/installed $(WHEEL)/installed ## Build the wheel, install it,
 	$(WHEEL)/bin/python -m pip --disable-pip-version-check -q install "$$(echo $(WHEEL)/dist/*.whl)[testing]"
 	cd $(WHEEL) && bin/python -c 'import kvbelay, sys; sys.exit("site-packages" not in kvbelay.__file__)'
 	cd $(WHEEL) && bin/python -m pytest -q -c $(CURDIR)/pyproject.toml -p no:cacheprovider $(WHEEL_TESTS:%=$(CURDIR)/%)
+
+# vLLM for CPUs comes with builds of torchvision and others that do not fit its torch, and break its imports.
+$(VLLM)/installed: tests/vllm/requirements.txt tests/vllm_pair/requirements.txt pyproject.toml
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip --disable-pip-version-check -q install -r tests/vllm/requirements.txt
+	$(VLLM)/bin/python -m pip --disable-pip-version-check -q uninstall --yes torchvision torchaudio torchcodec
+	$(VLLM)/bin/python -m pip --disable-pip-version-check -q install --no-deps -r tests/vllm_pair/requirements.txt
+	$(VLLM)/bin/python -m pip --disable-pip-version-check -q install -e .
+	@touch $@
+
+test-vllm: $(VLLM)/installed ## Test the guard on the real vLLM, NIXL and others (4 GB are installed for it)
+	$(VLLM)/bin/python -m pytest tests/vllm tests/vllm_pair
 
 mutants: $(VENV)/installed ## Plant named faults into a copy of the code, one at a time: each must be caught by its test
 	$(BIN)/python tools/mutants.py

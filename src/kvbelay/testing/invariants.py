@@ -206,6 +206,7 @@ class Monitor:
     def _has_other_blocks(self, begin: Event) -> bool:
         """Whether a host that moves the data itself has given the request other blocks than those still held."""
         touching = {child for child, _, _ in self._touchers((begin.request, begin.side))}
+        touching -= {child for request, child in self._unclean if request == begin.request}  # they get no second load
         return begin.observed and begin.side is Side.LOAD and touching.isdisjoint(begin.plan)
 
     def _report(self, report: Report) -> None:

@@ -10,6 +10,10 @@ import os
 if os.environ.get("KVBELAY_VLLM", "").lower() == "off":
     from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector
 else:
+    from kvbelay.vllm import host
+
+    host.must_be_new_enough()
+
     from kvbelay.vllm.multi import MultiConnector
 
 __all__ = ["MultiConnector"]

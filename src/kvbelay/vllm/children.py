@@ -38,6 +38,9 @@ class Guarded:
         self.options = options
         self.pulls = options.role is Role.PD
         """It pulls from another engine what the request's parameters name; else it is a cache."""
+        self.needed: tuple[str, ...] = ()
+        """The parameters without which it cannot pull."""
+        self.hosts = None if options.hosts is None else frozenset(options.hosts)
         self.trusted_s = math.inf if lease_s is None else lease_s * TRUSTED
         """How long after an offer another engine may still come for it, and how long a load of it may take."""
         self.connector: Any = None
@@ -134,7 +137,9 @@ def configured(vllm_config: Any, series: Series | None = None) -> list[tuple[Gua
             field = f"connectors[{len(children)}].{KEY}.load_s"
             remedy = "shorten load_s, or lengthen the lease on both sides"
             raise errors.ConfigError(msg, source="--kv-transfer-config", field=field, remedy=remedy)
-        children.append((Guarded(name, option, series, lease_s), config))
+        child = Guarded(name, option, series, lease_s)
+        child.needed = host.NEEDED.get(config.get("kv_connector", ""), ())
+        children.append((child, config))
     return children
 
 

@@ -79,6 +79,15 @@ class Desk:
 
     # Looking up and loading
 
+    def arrived(self, request: Any) -> None:
+        """A request has come."""
+        if request.kv_transfer_params is None:
+            self.staff.ask("on_new_request", request)
+            return
+        self.cases.setdefault(request.request_id, Case(request))
+        for child in self.staff:
+            child.ask("on_new_request", self.seen_by(child, request), request=request.request_id)
+
     def match(self, request: Any, computed: int) -> tuple[int | None, bool]:
         """How many tokens beyond ``computed`` the chosen child can load, None while one is still looking."""
         now = time.monotonic()
@@ -115,7 +124,7 @@ class Desk:
     def seen_by(self, child: Guarded, request: Any) -> Any:
         """The request as this child sees it."""
         case = self.cases.get(request.request_id)
-        return view_for(child.name, request, case.views if case is not None else {})
+        return view_for(child, request, case.views if case is not None else {})
 
     def metadata(self, scheduler_output: Any) -> GuardMetadata:
         """What the workers need for this step."""

@@ -81,7 +81,7 @@ HOOKS = (
     Hook("has_connector_metadata", W, Rule.BASE, ""),
     Hook("has_pending_block_frees", S, Rule.ANY, "no"),
     Hook("has_pending_push_work", S, Rule.OWN, "no"),
-    Hook("on_new_request", S, Rule.EACH, "nothing"),
+    Hook("on_new_request", S, Rule.OWN, "nothing"),
     Hook("prefer_cross_layer_blocks", W, Rule.BASE, "no: the caches are registered layer by layer"),
     Hook("register_cross_layers_kv_cache", W, Rule.EACH, "the child is unavailable", fatal=True),
     Hook("register_finished_partial_tail", S, Rule.ANY, "no"),

@@ -10,7 +10,10 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vllm.distributed.kv_transfer.kv_connector.v1 import base
+
 import vllm
+from kvbelay.errors import ConfigError
 
 TESTED = frozenset({"0.32.0"})
 
@@ -23,6 +26,9 @@ LEASES = {"NixlConnector": 30.0, "NixlPullConnector": 30.0}
 
 PULLING = frozenset({"MoRIIOConnector", "MooncakeConnector", "NixlConnector", "NixlPullConnector", "NixlPushConnector"})
 """Connectors of vLLM that are for P/D, and no caches."""
+_NIXL = ("remote_engine_id", "remote_request_id", "remote_host", "remote_port")
+NEEDED = dict.fromkeys(("NixlConnector", "NixlPullConnector"), _NIXL)
+"""Without these parameters they offer a load, and never begin it."""
 
 
 def lease_s(config: Mapping[str, Any]) -> float | None:
@@ -42,6 +48,16 @@ def logger(name: str) -> logging.Logger:
 def version() -> str:
     """The running vLLM's release, without a build's suffix."""
     return str(vllm.__version__).partition("+")[0]
+
+
+def must_be_new_enough() -> None:
+    """Raise `ConfigError` on a version that has no word for the failed load of one request: there, what the guard
+    knows to have failed would pass for good KV.
+    """
+    if not hasattr(base, "KVConnectorTransferResults"):
+        msg = f"vLLM {version()} cannot be told that the load of one request has failed"
+        remedy = "use vLLM 0.30 or newer, or take kv_connector_module_path out of the configuration"
+        raise ConfigError(msg, source="kvbelay.vllm", remedy=remedy)
 
 
 def may_recompute() -> bool:

@@ -46,4 +46,4 @@ def _good_until(child: str, params: object) -> float:
     ours = params.get(KEY) if isinstance(params, Mapping) else None
     until: Any = ours.get(UNTIL) if isinstance(ours, Mapping) else None
     good = until.get(child) if isinstance(until, Mapping) else None
-    return good if type(good) is float else math.inf
+    return good if type(good) is float and not math.isnan(good) else math.inf

@@ -64,14 +64,14 @@ class Lookup:
             return False
         if self._ledger.children[child.name].status is not Status.READY:
             return False
-        peer = self._peers.named(child, view_for(child.name, case.request, case.views))
+        peer = self._peers.named(child, view_for(child, case.request, case.views))
         if peer is not None and not self._peers.circuit(peer).admits(now):
             return False
         full = self._ledger.children.circuit(child.name, now) is CircuitState.OPEN
         return not full and self._ledger.children[child.name].circuit.admits(now)
 
     def _offer(self, child: Guarded, case: Case, computed: int) -> tuple[int | None, bool]:
-        request: Any = view_for(child.name, case.request, case.views)
+        request: Any = view_for(child, case.request, case.views)
         limit = case.request.num_tokens - computed
         answer = child.checked(
             "get_num_new_matched_tokens",

@@ -106,6 +106,9 @@ class MultiConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self.desk.quarantine.manager = kv_cache_manager
         self.out_of_service(answer for _, answer in self.staff.ask("bind_kv_cache_manager", kv_cache_manager))
 
+    def on_new_request(self, request: Any) -> None:
+        self.desk.arrived(request)
+
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         return self.desk.match(request, num_computed_tokens)
 

@@ -56,6 +56,8 @@ class ChildOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Stop the start of the engine if this child cannot start."""
     role: Role | None = None
     """None: what is known of vLLM's own connectors, else a cache."""
+    hosts: tuple[str, ...] | None = None
+    """P/D: the only ``remote_host`` values that a request may name. None: any."""
     load_s: float | None = None
     """Deadline of a load through this child; None: the guard's."""
     save_s: float | None = None
