@@ -240,6 +240,8 @@ class Engine:
             extra_args={"kv_transfer_params": params} if params else None,
         )
         self.numbers[name] = number
+        self.ended.pop(name, None)
+        del self.computed[name]
         with self._alive():
             self.llm.add_request(name, {"prompt_token_ids": prompt(number)}, sampling)
 
@@ -323,6 +325,10 @@ class Engine:
         """Blocks that are not free."""
         return self.free - self.pool.get_num_free_blocks()
 
+    def held(self) -> int:
+        """Blocks in quarantine."""
+        return len(getattr(getattr(self.connector, "desk", None), "quarantine", ()))
+
     def blocks_of(self, name: str) -> set[int]:
         return {block for row in self.scheduler.kv_cache_manager.get_block_ids(name) for block in row} - {0}
 
@@ -373,9 +379,8 @@ class Engine:
         self.rest()
         assert not self.scheduler.requests, self.state()
         assert not self.scheduler.deferred_frees
-        quarantine = getattr(getattr(self.connector, "desk", None), "quarantine", ())
-        held = len(quarantine) if self.unsettled else 0
-        assert self.in_use() == held, f"{self.in_use()} blocks are still in use, {len(quarantine)} in quarantine"
+        held = self.held() if self.unsettled else 0
+        assert self.in_use() == held, f"{self.in_use()} blocks are still in use, {self.held()} in quarantine"
         left = [*self.scheduler.finished_recving_kv_req_ids, *self.scheduler.failed_recving_kv_req_ids]
         assert not left, f"the scheduler remembers {left}"
         for role, connector in (("scheduler", self.connector), ("worker", self.worker)):

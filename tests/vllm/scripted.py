@@ -132,7 +132,6 @@ class Half(KVConnectorBase_V1, SupportsHMA):
         self._live_loads: list[Live] = []
         self._live_saves: list[Live] = []
         self._invalid: set[int] = set()
-        self._steps = 0
 
     @property
     def script(self) -> Script:
@@ -383,12 +382,12 @@ class WorkerHalf(Half):
         self._live_loads = [live for live in self._live_loads if live.age <= live.plan.last]
         self._live_saves = [live for live in self._live_saves if live.age <= live.plan.last]
         for phantom in self.script.phantoms:
-            if phantom.step == self._steps:
+            if phantom.step == STAGE.worker_steps[self.name]:
                 results.finished_sending.update(phantom.sent)
                 results.finished_recving.update(phantom.received)
                 results.failed_recving.update(phantom.failed)
                 self._invalid.update(phantom.blocks)
-        self._steps += 1
+        STAGE.worker_steps[self.name] += 1
         for what, names in (("said received", results.finished_recving), ("said sent", results.finished_sending)):
             for name in names:
                 self.note(what, name)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import builtins
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -159,6 +160,8 @@ class Stage:
         self.calls: list[Call] = []
         self.step = 0
         """The engine's step."""
+        self.worker_steps: Counter[str] = Counter()
+        """Child -> its worker's steps; what a `Phantom` counts."""
         self.frozen: set[tuple[str, str]] = set()
         """Child and request whose transfers do not go on."""
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from vllm.distributed.kv_transfer.kv_connector.v1 import base
+from vllm.model_executor.layers.attention import kv_transfer_utils
 
 import kvbelay.vllm
 import vllm
@@ -192,7 +193,10 @@ def test_imports(version: str) -> None:
         for name in node.names
     }
     assert imported
-    missing = {name for module, name in imported if name not in names[module]}
+    whole = {f"{module}.{name}" for module, name in imported} & names.keys()
+    missing = {
+        name for module, name in imported if name not in names.get(module, ()) and f"{module}.{name}" not in whole
+    }
     assert missing == WITHOUT.get(version, set())
 
 
@@ -202,6 +206,16 @@ def test_the_guard_is_made_as_the_base_class_is(version: str) -> None:
     theirs = signature_of(VERSIONS[version]["constructor"])
     assert not refused(inspect.signature(MultiConnector.__init__), theirs)
     assert not refused(inspect.signature(MultiConnector.__new__), theirs)
+
+
+def test_layer_hooks_are_called_with_these_arguments_alone() -> None:
+    """A tested host passes the layer hooks' arguments by position and no more: the guard's fast way takes no others."""
+    calls = {
+        node.func.attr: (len(node.args), len(node.keywords))
+        for node in ast.walk(ast.parse(inspect.getsource(kv_transfer_utils)))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+    }
+    assert (calls["wait_for_layer_load"], calls["save_kv_layer"]) == ((1, 0), (3, 0))
 
 
 @pytest.mark.parametrize(
