@@ -16,7 +16,8 @@ from kvbelay.core.boundary import (
     call,
     classify,
     describe,
-    each,
+    each1,
+    each3,
     fail,
     gather,
     is_a,
@@ -378,14 +379,15 @@ def test_each_child_is_asked_whatever_another_raises() -> None:
         raise GeneratorExit
 
     calls = [("a", lambda *args: heard.append(("a", *args))), ("b", breaks), ("c", ends)]
-    each(
-        [*calls, ("d", lambda *args: heard.append(("d", *args)))],
-        lambda name, exc: failed.append((name, type_name(exc))),
-        1,
-        2,
-    )
-    assert heard == [("a", 1, 2), ("d", 1, 2)]
-    assert failed == [("b", "EvilClass"), ("c", "GeneratorExit")]
+    calls.append(("d", lambda *args: heard.append(("d", *args))))
+
+    def tell(name: str, exc: BaseException) -> None:
+        failed.append((name, type_name(exc)))
+
+    each1(calls, tell)(1)
+    each3(calls, tell)(1, 2, 3)
+    assert heard == [("a", 1), ("d", 1), ("a", 1, 2, 3), ("d", 1, 2, 3)]
+    assert failed == [("b", "EvilClass"), ("c", "GeneratorExit")] * 2
 
 
 @pytest.mark.parametrize("exc", [KeyboardInterrupt(), SystemExit(3)])
@@ -393,11 +395,14 @@ def test_each_lets_pass_what_the_process_is_told(exc: BaseException) -> None:
     """Who is told to end does not ask the other children first."""
     asked: list[str] = []
 
-    def told() -> None:
+    def told(*_: object) -> None:
         raise exc
 
+    calls = [("a", told), ("b", lambda *_: asked.append("b"))]
     with pytest.raises(type(exc)):
-        each([("a", told), ("b", lambda: asked.append("b"))], lambda *_: None)
+        each1(calls, lambda *_: None)(1)
+    with pytest.raises(type(exc)):
+        each3(calls, lambda *_: None)(1, 2, 3)
     assert asked == []
 
 

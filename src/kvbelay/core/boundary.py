@@ -16,6 +16,8 @@ from kvbelay import errors
 from kvbelay.core.model import Failure
 
 T = TypeVar("T")
+A = TypeVar("A")
+B = TypeVar("B")
 C = TypeVar("C")
 Owner = TypeVar("Owner")
 Whose_contra = TypeVar("Whose_contra", contravariant=True)
@@ -27,7 +29,7 @@ CHAIN = 8
 
 
 class Where(msgspec.Struct, frozen=True):
-    """Whose_contra call it was."""
+    """Whose call it was."""
 
     child: str
     operation: str
@@ -58,20 +60,42 @@ def call(function: Callable[[], T], where: Where) -> T | Failure:
         return describe(exc, where)
 
 
-def each(
-    calls: Iterable[tuple[str, Callable[..., object]]], failed: Callable[[str, BaseException], None], *args: object
-) -> None:
-    """Make the same call of several children, by name. What one raises goes to ``failed``, and the others are asked.
+def each1(
+    calls: Iterable[tuple[str, Callable[[A], object]]], failed: Callable[[str, BaseException], None]
+) -> Callable[[A], None]:
+    """A function that makes the same call, with one argument, of several children, by name. What one raises goes to
+    ``failed``, and the others are asked. ``calls`` is read at each call.
 
     For hooks that an engine calls for every layer: no object is made unless something is raised.
     """
-    for name, function in calls:
-        try:
-            function(*args)
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as exc:
-            failed(name, exc)
+
+    def ask(first: A) -> None:
+        for name, function in calls:
+            try:
+                function(first)
+            except (KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException as exc:
+                failed(name, exc)
+
+    return ask
+
+
+def each3(
+    calls: Iterable[tuple[str, Callable[[A, B, C], object]]], failed: Callable[[str, BaseException], None]
+) -> Callable[[A, B, C], None]:
+    """The same with three arguments: to pass on any number of them takes a fifth longer."""
+
+    def ask(first: A, second: B, third: C) -> None:
+        for name, function in calls:
+            try:
+                function(first, second, third)
+            except (KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException as exc:
+                failed(name, exc)
+
+    return ask
 
 
 class Asker(Protocol[Whose_contra]):

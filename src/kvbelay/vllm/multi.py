@@ -67,6 +67,9 @@ class MultiConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         else:
             one_group = host.groups(kv_cache_config) == 1
             self._post = Post(children, self._series, rank=host.rank(vllm_config), one_group=one_group)
+            if host.version() in host.TESTED:  # known to pass these arguments alone, for each layer: a call is saved
+                post = self._post
+                self.__dict__.update(wait_for_layer_load=post.wait_for_layer, save_kv_layer=post.save_layer)
         self.staff = self._side.staff
 
     @property
@@ -207,7 +210,11 @@ class MultiConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self.post.wait_for_layer(layer_name)
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
-        self.post.save_layer(layer_name, kv_layer, attn_metadata, kwargs)
+        if not kwargs:
+            self.post.save_layer(layer_name, kv_layer, attn_metadata)
+            return
+        for child in self.staff:
+            child.ask("save_kv_layer", layer_name, kv_layer, attn_metadata, **kwargs)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         sent, received, failed = self.post.results(finished_req_ids)

@@ -9,7 +9,7 @@ from typing import Any, cast
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults, KVConnectorWorkerMetadata
 
 from kvbelay import errors
-from kvbelay.core.boundary import Where, describe, each, fail
+from kvbelay.core.boundary import Where, describe, each1, each3, fail
 from kvbelay.core.gate import Gate
 from kvbelay.core.model import Failure, Kind, Order, Report, Side
 from kvbelay.vllm.children import Guarded
@@ -42,6 +42,10 @@ class Post:
         self._unavailable = {child.name: child.cause for child in children if child.cause is not None}
         self._savers: Bound = []
         self._waiters: Bound = []
+        self.wait_for_layer: Callable[[str], None] = each1(self._waiters, self._wait_failed)
+        """Lets every child finish a layer's loads."""
+        self.save_layer: Callable[[str, object, object], None] = each3(self._savers, self._save_failed)
+        """Lets every child save a layer."""
         for child in children:
             self.gate.know(child.name)
         self.bind_layers()
@@ -55,8 +59,8 @@ class Post:
 
     def bind_layers(self) -> None:
         """Look up the children's layer hooks once: an engine calls them for every layer."""
-        self._savers = [(child.name, method_of(child.connector, "save_kv_layer")) for child in self.staff]
-        self._waiters = [(child.name, method_of(child.connector, "wait_for_layer_load")) for child in self.staff]
+        self._savers[:] = [(child.name, method_of(child.connector, "save_kv_layer")) for child in self.staff]
+        self._waiters[:] = [(child.name, method_of(child.connector, "wait_for_layer_load")) for child in self.staff]
 
     def bind(self, meta: object) -> None:
         """A step begins."""
@@ -87,18 +91,6 @@ class Post:
             answer = child.ask("start_load_kv", forward_context, **kwargs)
             if isinstance(answer, Failure):  # it may have begun some
                 self._fail_begun(child, Kind.BROKEN, answer)
-
-    def wait_for_layer(self, layer: str) -> None:
-        """Let every child finish a layer's loads."""
-        each(self._waiters, self._wait_failed, layer)
-
-    def save_layer(self, layer: str, kv: object, attn: object, kwargs: dict[str, Any]) -> None:
-        """Let every child save a layer."""
-        if kwargs:
-            for child in self.staff:
-                child.ask("save_kv_layer", layer, kv, attn, **kwargs)
-            return
-        each(self._savers, self._save_failed, layer, kv, attn)
 
     def results(self, finished: set[str]) -> tuple[set[str], set[str], set[str]]:
         """What has ended on this rank, each once: sent, received, and of these failed to receive."""
