@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 import pytest
@@ -20,6 +21,7 @@ from kvbelay.core.boundary import (
     each3,
     fail,
     gather,
+    hand,
     is_a,
     peek,
     text_of,
@@ -412,6 +414,7 @@ class Listener:
     def __init__(self) -> None:
         self.now = 0.0
         self.slow_s = 1.0
+        self.nothing: object = None
         self.told: list[tuple[str, object]] = []
 
     def clock(self) -> float:
@@ -428,26 +431,41 @@ class Listener:
         self.now += seconds
         if raises is not None:
             raise raises
-        return seconds
+        return seconds or None
 
 
-def test_gather_takes_every_answer() -> None:
+WAYS = ("gather", "hand")
+
+
+def ask(way: str, listener: Listener, *calls: tuple[str, float, BaseException | None]) -> list[tuple[str, object]]:
+    """Each owner's call takes so many seconds, and raises if there is something to raise."""
+    if way == "gather":
+        return gather([(owner, partial(listener.call, *plan)) for owner, *plan in calls], listener)()
+    return hand([(owner, lambda plan: listener.call(*plan), plan) for owner, *plan in calls], listener)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_gather_takes_every_answer(way: str) -> None:
     """Each is asked whatever another raises, and who is slow is named with the time that it took itself."""
     listener, broken = Listener(), RuntimeError("no")
-    calls = [
-        ("a", lambda: listener.call(0.5)),
-        ("b", lambda: listener.call(3.0, broken)),
-        ("c", lambda: listener.call(1)),
-    ]
-    answers = dict(gather(calls, listener))
+    answers = dict(ask(way, listener, ("a", 0.5, None), ("b", 3.0, broken), ("c", 1, None)))
     assert (answers["a"], answers["c"]) == (0.5, 1)
     assert isinstance(answers["b"], Failure)
     assert listener.told == [("b", broken), ("b", 3.0)]
 
 
-@pytest.mark.parametrize("exc", [KeyboardInterrupt(), SystemExit(3)])
-def test_gather_lets_pass_what_the_process_is_told(exc: BaseException) -> None:
-    """An operator's Ctrl-C in a child's hook is not that child's failure."""
+@pytest.mark.parametrize("way", WAYS)
+def test_gather_leaves_out_what_is_no_answer(way: str) -> None:
+    """Who answers nothing is not in the list, and it is the asker who says what nothing is."""
     listener = Listener()
+    assert ask(way, listener, ("a", 0, None), ("b", 0.5, None)) == [("b", 0.5)]
+    listener.nothing = 0.5
+    assert ask(way, listener, ("a", 0, None), ("b", 0.5, None)) == [("a", None)]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("exc", [KeyboardInterrupt(), SystemExit(3)])
+def test_gather_lets_pass_what_the_process_is_told(exc: BaseException, way: str) -> None:
+    """An operator's Ctrl-C in a child's hook is not that child's failure."""
     with pytest.raises(type(exc)):
-        gather([("a", lambda: listener.call(0.0, exc))], listener)
+        ask(way, Listener(), ("a", 0.0, exc))

@@ -104,6 +104,8 @@ class Asker(Protocol[Whose_contra]):
     clock: Callable[[], float]
     slow_s: float
     """From which time on a call is worth a word."""
+    nothing: object
+    """The answer that is left out."""
 
     def failed(self, owner: Whose_contra, exc: BaseException) -> Failure:
         """What an owner raised, as its answer."""
@@ -113,15 +115,43 @@ class Asker(Protocol[Whose_contra]):
 
 
 def gather(
-    calls: Iterable[tuple[Owner, Callable[..., object]]], asker: Asker[Owner], *args: object
-) -> list[tuple[Owner, object]]:
-    """Make the same call of several, and give what each answered; for hooks that an engine calls in every step."""
+    calls: Iterable[tuple[Owner, Callable[..., object]]], asker: Asker[Owner]
+) -> Callable[..., list[tuple[Owner, object]]]:
+    """A function that makes the same call of several, and gives what was answered, by whom.
+
+    For hooks that an engine calls in every step.
+    """
+    clock, slow_s, nothing = asker.clock, asker.slow_s, asker.nothing
+
+    def ask(*args: object) -> list[tuple[Owner, object]]:
+        answers: list[tuple[Owner, object]] = []
+        began = clock()
+        for owner, function in calls:
+            try:
+                answer = function(*args)
+            except (KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException as exc:
+                answer = asker.failed(owner, exc)
+            ended = clock()
+            if ended - began > slow_s:
+                asker.slow(owner, ended - began)
+            began = ended
+            if answer is not nothing:
+                answers.append((owner, answer))
+        return answers
+
+    return ask
+
+
+def hand(calls: Iterable[tuple[Owner, Callable[[A], object], A]], asker: Asker[Owner]) -> list[tuple[Owner, object]]:
+    """Call each with a thing of its own, and give what was answered, by whom."""
     answers: list[tuple[Owner, object]] = []
-    clock, slow_s = asker.clock, asker.slow_s
+    clock, slow_s, nothing = asker.clock, asker.slow_s, asker.nothing
     began = clock()
-    for owner, function in calls:
+    for owner, function, thing in calls:
         try:
-            answer = function(*args)
+            answer = function(thing)
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as exc:
@@ -130,7 +160,8 @@ def gather(
         if ended - began > slow_s:
             asker.slow(owner, ended - began)
         began = ended
-        answers.append((owner, answer))
+        if answer is not nothing:
+            answers.append((owner, answer))
     return answers
 
 

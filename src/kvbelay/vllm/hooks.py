@@ -128,11 +128,17 @@ def made_from_table(cls: Cls) -> Cls:
 
 
 def _method(hook: Hook) -> Callable[..., Any]:
+    name = hook.name
+    unheard = hook.rule is Rule.EACH and not hook.fatal
+
     def method(self: Any, *args: object, **kwargs: object) -> object:
         if kwargs:
-            answers = [child.ask(hook.name, *args, **kwargs) for child in self.staff]
+            answers = [child.ask(name, *args, **kwargs) for child in self.staff]
+        elif unheard:
+            self.staff.ask(name, *args)
+            return None
         else:
-            answers = [answer for _, answer in self.staff.ask(hook.name, *args)]
+            answers = [answer for _, answer in self.staff.ask(name, *args)]
         if hook.fatal:
             self.out_of_service(answers)
         if hook.rule is Rule.EACH:
@@ -141,6 +147,6 @@ def _method(hook: Hook) -> Callable[..., Any]:
         good = [yes and not isinstance(answer, Failure) for yes, answer in zip(said, answers, strict=True)]
         return all(good) if hook.rule is Rule.EVERY else any(good)
 
-    method.__name__ = hook.name
+    method.__name__ = name
     method.__doc__ = f"Asks {hook.rule.value} child; of one that fails the host hears: {hook.degraded or 'nothing'}."
     return method

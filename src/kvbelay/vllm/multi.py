@@ -199,9 +199,7 @@ class MultiConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
         if not isinstance(kv_connector_metadata, GuardMetadata):
             return
-        for child in self.staff:
-            if child.name in kv_connector_metadata.children:
-                child.ask("handle_preemptions", kv_connector_metadata.children[child.name])
+        self.staff.give("handle_preemptions", kv_connector_metadata.children)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         self.post.start_load(forward_context, kwargs)

@@ -76,19 +76,19 @@ class Post:
             if child is None:
                 cause = self.staff[order.child].cause if order.child in self.staff else None
                 self._settle(order, Kind.FAILED, cause)
-        self._in_step.clear()
-        for child in self.staff:
-            if child.name in step.children:
-                answer = child.ask("bind_connector_metadata", step.children[child.name])
-                if isinstance(answer, Failure):  # what it has not heard it does not begin
-                    self._fail_begun(child, Kind.FAILED, answer)
-                else:
-                    self._in_step.append(child)
+        self._in_step = [child for child in self.staff if child.name in step.children]
+        for child, answer in self.staff.give("bind_connector_metadata", step.children):
+            if isinstance(answer, Failure):  # what it has not heard it does not begin
+                self._in_step.remove(child)
+                self._fail_begun(child, Kind.FAILED, answer)
 
     def start_load(self, forward_context: object, kwargs: dict[str, Any]) -> None:
         """Let the children start the step's loads."""
-        for child in self._in_step:
-            answer = child.ask("start_load_kv", forward_context, **kwargs)
+        if kwargs or len(self._in_step) < len(self.staff):
+            answers = [(child, child.ask("start_load_kv", forward_context, **kwargs)) for child in self._in_step]
+        else:
+            answers = self.staff.ask("start_load_kv", forward_context)
+        for child, answer in answers:
             if isinstance(answer, Failure):  # it may have begun some
                 self._fail_begun(child, Kind.BROKEN, answer)
 

@@ -7,11 +7,14 @@ child that answers at once.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
-from kvbelay.core.boundary import ABSENT, Broken, Where, describe, gather, peek
+from kvbelay.core.boundary import ABSENT, Broken, Where, describe, gather, hand, peek
 from kvbelay.core.model import Failure
 from kvbelay.vllm.children import SLOW_S, Guarded
+
+DUE = frozenset({"get_block_ids_with_load_errors", "get_transfer_results"})
+"""Hooks to which None is an answer, and a wrong one."""
 
 
 class Staff:
@@ -25,6 +28,9 @@ class Staff:
 
     def __iter__(self) -> Iterator[Guarded]:
         return iter(self._serving)
+
+    def __len__(self) -> int:
+        return len(self._serving)
 
     def __getitem__(self, name: str) -> Guarded:
         return self.all[name]
@@ -43,11 +49,20 @@ class Staff:
         self._hooks.clear()
 
     def ask(self, hook: str, *args: object) -> list[tuple[Guarded, object]]:
-        """What each serving child answers; a `Failure` for one that raised, which is logged and counted."""
-        asked = self._hooks.get(hook)
-        if asked is None:
-            asked = self._hooks[hook] = _Hook(hook, self._serving)
-        return gather(asked.calls, asked, *args)
+        """What the serving children answer; a `Failure` for one that raised, which is logged and counted.
+
+        None is no answer, and left out, unless the hook is one of `DUE`.
+        """
+        return (self._hooks.get(hook) or self._hook(hook)).ask(*args)
+
+    def give(self, hook: str, things: Mapping[str, object]) -> list[tuple[Guarded, object]]:
+        """The same, where each child is given what stands under its name, and others are not asked."""
+        asked = self._hooks.get(hook) or self._hook(hook)
+        return hand([(child, do, things[child.name]) for child, do in asked.calls if child.name in things], asked)
+
+    def _hook(self, name: str) -> _Hook:
+        hook = self._hooks[name] = _Hook(name, self._serving)
+        return hook
 
 
 class _Hook:
@@ -56,7 +71,9 @@ class _Hook:
     def __init__(self, name: str, children: tuple[Guarded, ...]) -> None:
         self.clock = time.perf_counter
         self.slow_s = SLOW_S
+        self.nothing: object = self if name in DUE else None
         self.calls = [(child, method_of(child.connector, name)) for child in children]
+        self.ask = gather(self.calls, self)
         self._name = name
 
     def failed(self, child: Guarded, exc: BaseException) -> Failure:
