@@ -14,8 +14,9 @@ def nixl(**own: object) -> Child:
 
 
 def lmcache(port: int) -> Child:
-    """A cache in a server of LMCache's."""
-    return _child("LMCacheMPConnector", {"lmcache.mp.host": "tcp://127.0.0.1", "lmcache.mp.port": port})
+    """A cache in a server of LMCache's. By default a dead server holds a worker up for 300 s, which nobody can end."""
+    patience = {"lmcache.mp.mq_timeout": 2.0, "lmcache.mp.heartbeat_interval": 1.0}
+    return _child("LMCacheMPConnector", {"lmcache.mp.host": "tcp://127.0.0.1", "lmcache.mp.port": port, **patience})
 
 
 def mooncake() -> Child:

@@ -13,8 +13,11 @@ from server import Server
 
 TOKENS = 12
 """Length of an answer."""
+LONG_TOKENS = 96
 KNOWN = range(66)
 """Prompts whose right answers are known."""
+LONG = range(66, 76)
+"""Prompts whose right long answers are known."""
 OFFER = {
     "do_remote_decode": True,
     "do_remote_prefill": False,
@@ -84,18 +87,29 @@ def hang_up(server: Server, number: int, params: Mapping[str, Any], after_s: flo
     raise AssertionError(msg)
 
 
+@dataclass
 class Plain:
     """What an engine answers that computes everything itself: the right answers, by prompt."""
 
-    def __init__(self, answers: Mapping[int, str]) -> None:
-        self._answers = dict(answers)
+    short: Mapping[int, str]
+    long: Mapping[int, str]
+    """Of `LONG_TOKENS`."""
 
     @classmethod
     def ask(cls, server: Server) -> Plain:
         """Ask an engine for all of them at once."""
-        with ThreadPoolExecutor(16) as pool:
-            texts = pool.map(lambda number: complete(server, number, None)["choices"][0]["text"], KNOWN)
-            return cls(dict(zip(KNOWN, texts, strict=True)))
+
+        def text(number: int, tokens: int) -> str:
+            said: str = complete(server, number, None, tokens=tokens)["choices"][0]["text"]
+            return said
+
+        with ThreadPoolExecutor(32) as pool:
+            long = {number: pool.submit(text, number, LONG_TOKENS) for number in LONG}
+            short = {number: pool.submit(text, number, TOKENS) for number in KNOWN}
+            return cls(
+                {number: said.result() for number, said in short.items()},
+                {number: said.result() for number, said in long.items()},
+            )
 
     def __getitem__(self, number: int) -> str:
-        return self._answers[number]
+        return self.short[number]

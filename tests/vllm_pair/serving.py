@@ -44,11 +44,10 @@ def serve(
 ) -> None:
     """Be an API server, in a session of its own. ``before`` is done first, in all that its processes have in common."""
     os.setsid()
-    ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)  # also when the tests are killed
+    _die_with_parent()
+    os.register_at_fork(after_in_child=_die_with_parent)
     gc.freeze()  # what was imported stays shared memory
-    from vllm.entrypoints.launchers.api_server.entry import main  # noqa: PLC0415 # the same
-
-    from vllm import envs  # noqa: PLC0415 # the tests' own process does not import it
+    from vllm.entrypoints.launchers.api_server.entry import main  # noqa: PLC0415 # not in the tests' process
 
     for number, path in enumerate((os.devnull, log, log)):
         opened = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
@@ -58,11 +57,27 @@ def serve(
     os.environ.update(environment)
     sys.path.insert(0, str(SOURCE))
     sys.argv = ["api_server", *arguments]
-    envs.environment_variables["VLLM_WORKER_MULTIPROC_METHOD"] = lambda: "fork"  # on CPU the host insists on "spawn"
+    _fork_from_here_on()
     _share_the_cores()
     if before is not None:
         before()
     main()
+
+
+def _die_with_parent() -> None:
+    """Leave nobody behind when the tests are killed."""
+    ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
+
+
+def _fork_from_here_on() -> None:
+    """On CPU the host insists on "spawn"; so it looks through a worker's modules before it has loaded any child's."""
+    from vllm.platforms import current_platform  # noqa: PLC0415 # see above
+
+    from vllm import envs  # noqa: PLC0415 # see above
+
+    envs.environment_variables["VLLM_WORKER_MULTIPROC_METHOD"] = lambda: "fork"
+    current_platform.register_triton_kernel_overrides()
+    type(current_platform).register_triton_kernel_overrides = staticmethod(lambda: None)
 
 
 def _share_the_cores() -> None:

@@ -40,6 +40,17 @@ def test_guarded_prefill_serves_stock_decode(trio: Trio) -> None:
         assert pulled(stock) > before
 
 
+def test_stock_prefill_serves_guarded_decode(trio: Trio) -> None:
+    """A prefill side without the guard is loaded from as any other."""
+    before = pulled(trio.decode), loaded(trio.decode)
+    with trio.with_stock() as stock:
+        params = prefill(stock, 8)
+        assert "kvbelay" not in params
+        trio.right(8, decode(trio.decode, 8, params))
+    assert pulled(trio.decode) > before[0]
+    assert loaded(trio.decode) == before[1] + 1
+
+
 def test_the_engine_says_what_guards_it(trio: Trio) -> None:
     """One line at the start, in the host's log."""
     assert trio.decode.said(r"INFO .*kvbelay guards NixlConnector on vLLM")

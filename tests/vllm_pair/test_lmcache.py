@@ -13,6 +13,8 @@ from stage import Stage
 from storm import storm
 
 REQUESTS = 300
+ROUNDS = 6
+"""Storms that stock vLLM may survive; it rarely does so with the first one."""
 DEATH = "assert req_id in self.requests"
 """What stock vLLM dies of."""
 
@@ -53,16 +55,18 @@ def survives(pair: Pair, count: int, seed: int, at: dict[int, Callable[[], None]
 def test_stock_dies(stage: Stage, both: list[Child]) -> None:
     """Stock vLLM loses an engine within seconds, and with it every request."""
     pair = stage.pair("stock nixl lmcache", both, options=None)
-    said = storm(pair.prefill, pair.decode, some(120, 1), seed=1)
-    assert set(said.statuses()) - {200}, "stock vLLM survives by now"
+    for seed in range(ROUNDS):
+        said = storm(pair.prefill, pair.decode, some(80, seed), seed=seed)
+        if set(said.statuses()) != {200}:
+            break
     dead = [server for server in (pair.prefill, pair.decode) if not server.alive()]
-    assert dead
+    assert dead, "stock vLLM survives by now"
     assert any(DEATH in server.log() for server in dead)
 
 
 def test_guarded_survives(stage: Stage, both: list[Child], cache: Service) -> None:
     """The guard loses nobody, though the cache is killed in the middle and comes back."""
-    pair = stage.pair("nixl lmcache", both, options={})
+    pair = stage.pair("nixl lmcache", both, options={"lookup_s": 2.0})
     survives(pair, REQUESTS, 2, at={REQUESTS // 3: cache.kill, REQUESTS // 2: cache.start})
     assert cache.running
 
@@ -70,5 +74,5 @@ def test_guarded_survives(stage: Stage, both: list[Child], cache: Service) -> No
 def test_guarded_survives_in_the_other_order(stage: Stage, both: list[Child], cache: Service) -> None:
     """The same where the cache is asked first."""
     cache.wait()
-    pair = stage.pair("lmcache nixl", both[::-1], options={})
+    pair = stage.pair("lmcache nixl", both[::-1], options={"lookup_s": 2.0})
     survives(pair, REQUESTS // 4, 3)
