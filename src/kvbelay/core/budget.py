@@ -34,3 +34,7 @@ class Budget:
             return None
         self._level = after
         return wait_s
+
+    def give_back(self, tokens: int) -> None:
+        """These were taken, and will not be recomputed."""
+        self._level = min(self._burst, self._level + tokens)

@@ -38,9 +38,14 @@ class Case(msgspec.Struct):
     """The ranks were ordered to report it as failed."""
     failures: tuple[Failure, ...] = ()
     """Of all its loads, in order."""
-    granted: bool = False
-    """The budget has let its recomputation go."""
-    asked_budget_at: float | None = None
+    charged: int = 0
+    """Tokens of the recompute budget that it has taken."""
+    go_at: float | None = None
+    """When the budget lets its recomputation go."""
+    queued: bool = False
+    """It waits for that."""
+    recomputed: bool = False
+    """It has gone."""
     finished: bool = False
 
     @property

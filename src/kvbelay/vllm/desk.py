@@ -61,6 +61,8 @@ class Desk:
         self._series = series
         self._options = options
         self._ranks = ranks
+        self._shown: tuple[int, dict[str, CircuitState], dict[str, int]] | None = None
+        """What the gauges show."""
         self._ready: set[str] = set()
         """Requests whose load was decided after the ranks had settled."""
         self._heard: dict[tuple[str, Side], dict[tuple[str, int], set[int]]] = {}
@@ -95,6 +97,8 @@ class Desk:
         if case is None:
             case = self.cases[request.request_id] = Case(request)
         case.request = request
+        if self.recompute.waits(case, now):
+            return None, False
         best = self._lookup.choose(case, computed, now)
         if best[0] == 0 and case.failures and not self.recompute.admits(case, computed, now):
             return None, False
@@ -177,7 +181,7 @@ class Desk:
         _tell_children(self.staff, output, meta, ended)
         output.finished_recving = received or None
         output.finished_sending = sent or None
-        for request in received | sent:
+        for request in (*received, *sent):
             case = self.cases.get(request)
             if case is not None and case.over:
                 self._drop(case)
@@ -193,11 +197,18 @@ class Desk:
         """Bring the series up to date."""
         now = time.monotonic()
         self._series.swallowed(self.ledger.swallowed)
-        self._series.show("quarantined_blocks", value=len(self.quarantine))
-        for name in self.ledger.children:
-            self._series.show("circuit_open", name, value=OPENNESS[self.ledger.children.circuit(name, now)])
-            if self.staff[name].pulls:
-                self._series.show("peers_open", name, value=self._peers.shut(name, now))
+        children = self.ledger.children
+        circuits = {name: children.circuit(name, now) for name in children}
+        peers = {name: self._peers.shut(name, now) for name in children if self.staff[name].pulls}
+        shown = (len(self.quarantine), circuits, peers)
+        if shown == self._shown:
+            return
+        self._shown = shown
+        self._series.show("quarantined_blocks", value=shown[0])
+        for name, state in circuits.items():
+            self._series.show("circuit_open", name, value=OPENNESS[state])
+        for name, shut in peers.items():
+            self._series.show("peers_open", name, value=shut)
 
     # Inside
 
@@ -291,7 +302,9 @@ class Desk:
             kind = ENDS.get(outcome.result, Kind.FAILED)
             self._peers.ended(case.peer, kind, first, time.monotonic())
             case.peer = None
-        if outcome.result is not Result.LOADED and not case.finished:
+        if outcome.result is Result.LOADED:
+            self.recompute.spared(case)
+        elif not case.finished:
             cause = f"{first.child}: {first.kind}: {first.detail}" if first else "no child had it"
             log.warning("kvbelay: load of request %s failed (%s); it goes on without", outcome.request, cause)
 

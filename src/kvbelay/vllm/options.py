@@ -34,8 +34,10 @@ class Mode(Enum):
 class Exhausted(Enum):
     """What becomes of a request whose loads failed when the recompute budget does not allow it."""
 
-    WAIT = "wait"
+    RECOMPUTE = "recompute"
+    """It is computed all the same, after the longest wait."""
     FAIL = "fail"
+    """It fails, and it alone."""
 
 
 class Role(Enum):
@@ -82,8 +84,7 @@ class GuardOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Tokens that may be recomputed at once."""
     recompute_wait_s: float = 30.0
     """Longest wait for that budget."""
-    on_exhausted: Exhausted = Exhausted.WAIT
-    """WAIT: recompute after the longest wait all the same. FAIL: this one request fails, with its first cause."""
+    on_exhausted: Exhausted = Exhausted.RECOMPUTE
     quarantine_cap: int = 64
     """Held transfers of one child beyond which it gets no new ones."""
     circuit: CircuitPolicy = CircuitPolicy(spent_s=2.5)
@@ -127,8 +128,8 @@ def guard_options(extra: Mapping[str, Any]) -> GuardOptions:
         if not 0 < getattr(options, name) < float("inf"):
             msg = "must be a positive, finite number of seconds"
             raise ConfigError(msg, source="--kv-transfer-config", field=f"{field}.{name}", remedy="correct the value")
-    if options.recompute_tokens_per_s <= 0 and options.on_exhausted is Exhausted.WAIT:
-        msg = "a budget of no tokens contradicts on_exhausted 'wait'"
+    if options.recompute_tokens_per_s <= 0 and options.on_exhausted is Exhausted.RECOMPUTE:
+        msg = "a budget of no tokens contradicts on_exhausted 'recompute'"
         remedy = "allow some tokens a second, or set on_exhausted to 'fail'"
         raise ConfigError(msg, source="--kv-transfer-config", field=f"{field}.recompute_tokens_per_s", remedy=remedy)
     return options

@@ -74,7 +74,7 @@ class Series:
 
     def swallowed(self, total: Counter[tuple[str, Swallow]]) -> None:
         """Count what a gate or ledger has swallowed since it was asked last."""
-        if total != self._swallowed:
+        if not dict.__eq__(total, self._swallowed):  # that of counters is written in Python
             for (child, reason), count in (total - self._swallowed).items():
                 self.count("swallowed", child, reason.value, by=count)
             self._swallowed = total.copy()
@@ -99,3 +99,13 @@ def add(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
             else:
                 into[key] = max(into[key], value) if series in GAUGES else into[key] + value
     return both
+
+
+def summary(counts: Mapping[str, Any]) -> dict[str, Any]:
+    """The same for a log line: of single values, how many there were and the longest."""
+    return {
+        series: {key: f"{len(value)} up to {max(value):.3g}" for key, value in values.items() if value}
+        if series in HISTOGRAMS
+        else values
+        for series, values in counts.items()
+    }

@@ -12,7 +12,7 @@ from kvbelay.core.boundary import Where, call
 from kvbelay.core.model import Failure
 from kvbelay.vllm import host
 from kvbelay.vllm.children import child_class, child_config, configured
-from kvbelay.vllm.series import COUNTERS, GAUGES, HISTOGRAMS, add
+from kvbelay.vllm.series import COUNTERS, GAUGES, HISTOGRAMS, add, summary
 
 log = host.logger(__name__)
 
@@ -50,7 +50,9 @@ class GuardStats(KVConnectorStats):  # type: ignore[misc]
         """For the engine's log."""
         said: dict[str, Any] = {}
         for name, part in self.data.items():
-            values = call(part.reduce, Where(name, "reduce")) if isinstance(part, KVConnectorStats) else part
+            values: Any = summary(part) if name == OURS else None
+            if isinstance(part, KVConnectorStats):
+                values = call(part.reduce, Where(name, "reduce"))
             if values and not isinstance(values, Failure):
                 said[name] = values
         return said
