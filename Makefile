@@ -58,7 +58,12 @@ test-wheel: $(VENV)/installed $(WHEEL)/installed ## Build the wheel, install it,
 	cd $(WHEEL) && bin/python -m pytest -q -c $(CURDIR)/pyproject.toml -p no:cacheprovider $(WHEEL_TESTS:%=$(CURDIR)/%)
 
 # vLLM for CPUs comes with builds of torchvision and others that do not fit its torch, and break its imports.
+# Mooncake and LMCache load two libraries of Debian's.
+LIBRARIES := libibverbs1 librdmacm1
+SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
+
 $(VLLM)/installed: tests/vllm/requirements.txt tests/vllm_pair/requirements.txt pyproject.toml
+	dpkg -s $(LIBRARIES) > /dev/null 2>&1 || { $(SUDO) apt-get -q update && $(SUDO) apt-get -q install -y $(LIBRARIES); }
 	$(PYTHON) -m venv $(VLLM)
 	$(VLLM)/bin/python -m pip --disable-pip-version-check -q install -r tests/vllm/requirements.txt
 	$(VLLM)/bin/python -m pip --disable-pip-version-check -q uninstall --yes torchvision torchaudio torchcodec

@@ -295,10 +295,10 @@ class Engine:
         with self._alive():
             return not self.scheduler.has_requests() and not self.core.batch_queue
 
-    def forget_prefixes(self) -> bool:
-        """Reset the prefix cache, and the children's caches with it."""
+    def forget_prefixes(self, *, running: bool = False) -> bool:
+        """Reset the prefix cache, and the children's caches with it; or first preempt what is ``running``."""
         with self._alive():
-            return self.llm.reset_prefix_cache(reset_connector=True)
+            return self.llm.reset_prefix_cache(reset_running_requests=running, reset_connector=True)
 
     def shut_down(self) -> None:
         """Shut the connector down, as the engine's end does; in a fork the rest of an engine cannot be."""

@@ -120,8 +120,8 @@ def configured(vllm_config: Any, series: Series | None = None) -> list[tuple[Gua
     series = series or Series()
     extra = vllm_config.kv_transfer_config.kv_connector_extra_config
     configs = extra.get("connectors")
-    if not isinstance(configs, list) or not configs:
-        msg = "there is no child"
+    if not isinstance(configs, list) or not configs or not all(isinstance(config, Mapping) for config in configs):
+        msg = "these are no children"
         field = "kv_connector_extra_config.connectors"
         raise errors.ConfigError(msg, source="--kv-transfer-config", field=field, remedy="list at least one connector")
     options = [child_options(index, config) for index, config in enumerate(configs)]
