@@ -165,8 +165,10 @@ class MultiConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def take_events(self) -> Iterable[Any]:
         events: list[Any] = []
-        for child in self.staff:
-            taken = call(lambda child=child: list(child.connector.take_events()), Where(child.name, "take_events"))  # type: ignore[misc]
+        for child, said in self.staff.ask("take_events"):
+            if isinstance(said, Failure) or (type(said) in {tuple, list} and not said):
+                continue
+            taken = call(lambda said=said: list(said), Where(child.name, "take_events"))  # type: ignore[misc, call-overload]
             if isinstance(taken, Failure):
                 child.note(taken)
             else:

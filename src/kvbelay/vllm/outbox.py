@@ -25,6 +25,8 @@ class Outbox:
 
     def take(self, children: dict[str, KVConnectorMetadata]) -> GuardMetadata:
         """All of it, with the children's own metadata."""
+        if not (self.orders or self.blocks or self.sync or self.pulses or self.fails or self.forget):
+            return GuardMetadata(children)
         step = GuardMetadata(
             children=children,
             orders=tuple(self.orders),

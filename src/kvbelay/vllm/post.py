@@ -17,6 +17,8 @@ from kvbelay.vllm.metadata import GuardMetadata, GuardWorkerMetadata
 from kvbelay.vllm.series import Series
 from kvbelay.vllm.staff import Staff, method_of
 
+NO_STEP = GuardMetadata()
+"""What there is between two steps."""
 Bound = list[tuple[str, Callable[..., object]]]
 
 
@@ -98,6 +100,8 @@ class Post:
         if self.gate.due() is not None:
             for report in self.gate.expire(time.monotonic()):
                 self._keep(report)
+        if not (self._reports or self.step.pulses or self.step.fails):
+            return set(), set(), set()
         received = set(self.step.pulses) | set(self.step.fails)
         sent: set[str] = set()
         for report in self._reports:
@@ -136,7 +140,7 @@ class Post:
     def clear(self) -> None:
         """A step ends."""
         self.staff.ask("clear_connector_metadata")
-        self.step = GuardMetadata()
+        self.step = NO_STEP
 
     def _ask_results(self, finished: set[str]) -> None:
         """Completions, then block errors: asked in the other order, a failed load passes for a good one."""
@@ -229,12 +233,10 @@ def _is_empty(said: object) -> bool:
 
 def _is_quiet(said: Any) -> bool:
     """Nothing has ended; asked in most steps."""
-    return (
-        type(said) is KVConnectorTransferResults
-        and _is_empty(said.finished_recving)
-        and _is_empty(said.finished_sending)
-        and _is_empty(said.failed_recving)
-    )
+    if type(said) is not KVConnectorTransferResults:
+        return False
+    received, sent, failed = said.finished_recving, said.finished_sending, said.failed_recving
+    return type(received) is type(sent) is type(failed) is set and not (received or sent or failed)
 
 
 def _are_results(said: Any) -> bool:

@@ -20,7 +20,7 @@ class Quarantine:
 
     def __len__(self) -> int:
         """Blocks held back."""
-        return sum(len(blocks) for blocks in self._held.values())
+        return sum(len(blocks) for blocks in self._held.values()) if self._held else 0
 
     def hold(self, request: str, side: Side) -> None:
         """Keep the request's blocks, whatever the host does with the request."""

@@ -13,7 +13,7 @@ from kvbelay.core.boundary import ABSENT, Broken, Where, describe, gather, hand,
 from kvbelay.core.model import Failure
 from kvbelay.vllm.children import SLOW_S, Guarded
 
-DUE = frozenset({"get_block_ids_with_load_errors", "get_transfer_results"})
+DUE = frozenset({"get_block_ids_with_load_errors", "get_transfer_results", "take_events"})
 """Hooks to which None is an answer, and a wrong one."""
 
 
