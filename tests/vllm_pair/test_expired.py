@@ -17,10 +17,10 @@ LEASE_S = 6.0
 
 
 @pytest.fixture
-def hasty(trio: Trio, model: Path, tmp_path: Path) -> Iterator[Server]:
+def hasty(trio: Trio, tmp_path: Path) -> Iterator[Server]:
     """A guarded prefill side that does not wait long, with so small a cache that blocks are soon used again."""
     child = nixl(kv_lease_duration=LEASE_S)
-    server = Server("hasty", model, tmp_path, children=[child], options={}, blocks=24)
+    server = Server("hasty", trio.decode.model, tmp_path, children=[child], options={}, blocks=24)
     trio.prefill.kill()  # its core is needed
     try:
         server.start()

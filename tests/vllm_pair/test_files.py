@@ -13,7 +13,7 @@ from stage import Stage
 def test_stores_and_hits_then_its_folder_is_deleted(stage: Stage, tmp_path: Path) -> None:
     """Both children serve; without its folder the cache only misses, or fails alone, and the answers stay right."""
     folder = tmp_path / "cache"
-    pair = stage.pair("files", [nixl(), files(folder)], options={}, blocks=32)
+    pair = stage.pair("files", [nixl(), files(folder)], options={}, blocks=20)
     for number in range(12):
         pair.right(number, pair.dance(number))
     assert pulled(pair.decode) > 0

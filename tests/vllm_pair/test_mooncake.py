@@ -12,7 +12,7 @@ from services import Service, mooncake_client, mooncake_master
 from stage import Stage
 from storm import Storm, storm
 
-REQUESTS = 100
+REQUESTS = 60
 BLOCKS = 56
 """A small cache: what the engine has forgotten, the store has."""
 

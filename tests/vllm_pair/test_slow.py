@@ -7,13 +7,15 @@ from dance import decode
 from server import until
 from stage import Stage
 
-SLOW_S = 4.0
-"""One look-up of the slow child takes longer than this."""
+SMALL_CHUNKS = {"LMCACHE_CHUNK_SIZE": "32"}
+"""It looks nothing up that is shorter than a chunk."""
+SLOW_S = 2.5
+"""A look-up of the slow child takes 3 s or more."""
 
 
 def test_circuit_opens_and_it_stops_costing(stage: Stage) -> None:
-    """After a few look-ups the child is left alone, and requests are as fast as without it."""
-    pair = stage.pair("slow", [nixl(), slow()], options={})
+    """After its first look-ups the child is left alone, and requests are as fast as without it."""
+    pair = stage.pair("slow", [nixl(), slow()], options={}, environment=SMALL_CHUNKS)
     server = pair.decode
     first = [decode(server, number, None) for number in range(3)]
     assert max(answer.seconds for answer in first) > SLOW_S, "it is not slow"
