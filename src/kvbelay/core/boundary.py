@@ -8,7 +8,7 @@ Nothing here raises, whatever the object at hand does when it is looked at; only
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Final, Protocol, TypeGuard, TypeVar
+from typing import Any, Final, Protocol, TypeGuard, TypeVar
 
 import msgspec
 
@@ -94,6 +94,23 @@ def each3(
                 raise
             except BaseException as exc:
                 failed(name, exc)
+
+    return ask
+
+
+def insured(function: Callable[..., T], instead: Callable[..., T]) -> Callable[..., T]:
+    """The function; where it raises, ``instead`` is called with the exception and the same arguments.
+
+    The last line of defence around code of our own that a host calls and nobody catches.
+    """
+
+    def ask(*args: Any, **kwargs: Any) -> T:
+        try:
+            return function(*args, **kwargs)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as exc:
+            return instead(exc, *args, **kwargs)
 
     return ask
 

@@ -104,6 +104,10 @@ class Gate:
         """When `expire` has something to do."""
         return self._timers.due()
 
+    def armed(self, request: str, side: Side, child: str) -> bool:
+        """Whether an attempt of this child was armed, and is not forgotten."""
+        return child in self._latches.get((request, side), {})
+
     def settled(self, request: str, side: Side) -> bool:
         """Whether every attempt that was armed for the request in this direction is settled."""
         return all(latch.state is not Leg.ACTIVE for latch in self._latches.get((request, side), {}).values())

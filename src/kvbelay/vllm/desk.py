@@ -7,7 +7,7 @@ The children drive themselves; the desk watches them through the gates' reports.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, cast
 
 import msgspec
@@ -189,6 +189,15 @@ class Desk:
             if child.spent_s:  # the other hooks' part; look-ups are told at once
                 self.ledger.children[child.name].circuit.spent(child.take_spent(), now)
 
+    def give_up(self, request: str) -> None:
+        """A load of which nobody knows how it ended, or whether: it fails, and its blocks are held back."""
+        case = self.cases.get(request)
+        if case is not None:
+            case.awaits_recv = case.failing = True
+            self.outbox.fails.append(request)
+            if (request, Side.LOAD) not in self.quarantine:
+                self.quarantine.hold(request, Side.LOAD)
+
     def pending(self) -> bool:
         """Whether the engine has to go on stepping for a deadline."""
         return self.ledger.due() is not None
@@ -232,7 +241,7 @@ class Desk:
         received: set[str] = set()
         if output.finished_recving or self._ready:
             pulses, self._ready = {*(output.finished_recving or ()), *self._ready}, set()
-            received = {request for request in pulses if self._received(request)}
+            received = {request for request in pulses if self._received(request, output.failed_recving)}
         return received, {request for request in output.finished_sending or () if self._sent(request)}
 
     def _begin_load(self, case: Case, child: Guarded, tokens: int, written: frozenset[int]) -> None:
@@ -254,7 +263,7 @@ class Desk:
         began = len(self.outbox.orders)
         self._act(self.ledger.handle(event, time.monotonic()))
         if len(self.outbox.orders) == began:  # refused: no gate is armed, so the ranks have to be told to answer
-            self.outbox.pulses.append(case.request.request_id)
+            self.outbox.pulses.append((case.request.request_id, side, plan[0]))
 
     def _save_s(self, saving: Iterable[Guarded]) -> float:
         return max(child.options.save_s or self._options.save_s for child in saving)
@@ -265,7 +274,7 @@ class Desk:
             if requests is not None and order.request not in requests:
                 continue
             self.outbox.orders.remove(order)
-            self.outbox.pulses.append(order.request)
+            self.outbox.pulses.append((order.request, order.side, order.child))
             for rank in range(self._ranks):
                 report = Report(order.request, order.side, name, order.epoch, rank, Kind.FAILED, failure=failure)
                 self._act(self.ledger.handle(report, time.monotonic()))
@@ -290,9 +299,15 @@ class Desk:
         case = self.cases.get(outcome.request)
         if case is None:
             return
+        if outcome.held:  # ranks that have lost the order, and so say nothing, have to be told
+            child = outcome.failures[0].child if outcome.failures else case.chosen
+            self.outbox.pulses.append((outcome.request, outcome.side, child))
         if outcome.side is Side.SAVE:
             case.saved = outcome
-            return
+        else:
+            self._load_told(case, outcome)
+
+    def _load_told(self, case: Case, outcome: Outcome) -> None:
         case.loaded = outcome
         if case.pulsed:
             self._ready.add(outcome.request)
@@ -323,31 +338,33 @@ class Desk:
             case.saved = msgspec.structs.replace(case.saved, held=False)
         self._forget(request, side)
 
-    def _received(self, request_id: str) -> bool:
-        """Whether the host may hear that the request was received."""
+    def _received(self, request_id: str, failed: Collection[str]) -> bool:
+        """Whether the host may hear that the request was received; of those in ``failed`` it knows that they failed."""
         case = self.cases.get(request_id)
-        if case is not None and case.awaits_recv and case.loaded is None:
-            case.pulsed = True  # the ranks are ahead of their reports
-            return False
-        if case is None or not case.awaits_recv or case.loaded is None:
+        if case is None or not case.awaits_recv:
             self.ledger.swallowed["", Swallow.UNKNOWN_REQUEST if case is None else Swallow.DUPLICATE] += 1
             return False
-        outcome = case.loaded
+        if case.failing:
+            case.awaits_recv = request_id not in failed
+        elif case.loaded is None:
+            case.pulsed = True  # the ranks are ahead of their reports
+        else:
+            self._decide(case, case.loaded)
+        return not case.awaits_recv and not (case.finished and case.awaits_sent)  # the last of two frees the blocks
+
+    def _decide(self, case: Case, outcome: Outcome) -> None:
+        """The load is over, on every rank: what the host shall think of it, if it is to hear of it now."""
+        request_id = case.request.request_id
         if outcome.held:
             self.quarantine.hold(request_id, Side.LOAD)
-        if case.finished:
+        if case.finished or outcome.result is Result.LOADED:
             case.awaits_recv = False
-            return not case.awaits_sent  # the last of the two frees the blocks
-        if outcome.result is Result.LOADED or case.failing:
-            case.awaits_recv = False
-            return True
-        if self.recompute.may_go_on(case, time.monotonic()):
+        elif self.recompute.may_go_on(case, time.monotonic()):
             case.awaits_recv = False
             host.recompute(self.quarantine.manager, case.request)
-            return True
-        case.failing = True
-        self.outbox.fails.append(request_id)
-        return False
+        else:
+            case.failing = True
+            self.outbox.fails.append(request_id)
 
     def _sent(self, request_id: str) -> bool:
         """Whether the host may hear that the request was sent."""

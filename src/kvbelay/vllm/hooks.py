@@ -7,12 +7,14 @@ out in `kvbelay.vllm.multi`. A hook of the host that is not in the table is name
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, TypeVar
 
 import msgspec
 
+from kvbelay.core.boundary import Where, call, describe, insured
 from kvbelay.core.model import Failure
 
 
@@ -118,13 +120,32 @@ def unknown(base: type) -> list[str]:
     return sorted(name for name in dir(base) if not name.startswith("_") and name not in NAMES and hasattr(base, name))
 
 
-def made_from_table(cls: Cls) -> Cls:
-    """Give a class the methods that the table describes completely."""
-    for hook in HOOKS:
-        if hook.rule in {Rule.EACH, Rule.ANY, Rule.EVERY}:
-            setattr(cls, hook.name, _method(hook))
-    abc.update_abstractmethods(cls)
-    return cls
+def made_from_table(own: Mapping[str, Callable[..., Any]]) -> Callable[[Cls], Cls]:
+    """Give a class the methods that the table describes completely, and insure those that are written out.
+
+    ``own`` says what the host hears instead where the guard itself fails in such a hook: by hook, a function of the
+    connector and the hook's arguments.
+    """
+
+    def made(cls: Cls) -> Cls:
+        for hook in HOOKS:
+            if hook.rule in {Rule.EACH, Rule.ANY, Rule.EVERY}:
+                setattr(cls, hook.name, _method(hook))
+            elif hook.name in own:
+                setattr(cls, hook.name, _insured(hook.name, cls.__dict__[hook.name], own[hook.name]))
+        abc.update_abstractmethods(cls)
+        return cls
+
+    return made
+
+
+def _insured(name: str, method: Callable[..., Any], instead: Callable[..., Any]) -> Callable[..., Any]:
+    def failed(exc: BaseException, self: Any, *args: Any, **_: Any) -> Any:
+        self.failed_itself(describe(exc, Where("", name)))
+        answer = call(lambda: instead(self, *args), Where("", name))
+        return None if isinstance(answer, Failure) else answer
+
+    return functools.wraps(method)(insured(method, failed))
 
 
 def _method(hook: Hook) -> Callable[..., Any]:

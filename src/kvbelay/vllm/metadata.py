@@ -30,8 +30,10 @@ class GuardMetadata(KVConnectorMetadata):
     """Block ids that an asynchronous load of ``orders`` writes, by request."""
     sync: dict[str, frozenset[int]] = field(default_factory=dict)
     """Block ids that the loads of this step write, by child."""
-    pulses: tuple[str, ...] = ()
-    """Requests for which every rank says "received" now: their load ended before it began."""
+    pulses: tuple[tuple[str, Side, str], ...] = ()
+    """Attempts by request, direction and child that every rank reports as ended on which they were never armed: they
+    were over before they began.
+    """
     fails: tuple[str, ...] = ()
     """Requests for which every rank says "failed to receive" now."""
     forget: tuple[tuple[str, Side], ...] = ()

@@ -6,7 +6,7 @@ keeps the name of the host's own class, since the host treats that name speciall
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -38,7 +38,42 @@ from kvbelay.vllm.stats import OURS, GuardPromMetrics, GuardStats, rebuilt
 log = host.logger(__name__)
 
 
-@made_from_table
+def _update_failed(connector: MultiConnector, output: Any) -> None:
+    """What has ended in this step was not decided: it fails, since nobody knows how it ended."""
+    for request in output.finished_recving or ():
+        connector.desk.give_up(request)
+    output.finished_recving = output.finished_sending = None
+
+
+def _alloc_failed(connector: MultiConnector, request: Any, _blocks: Any, tokens: int) -> None:
+    if tokens:
+        connector.desk.give_up(request.request_id)
+
+
+INSTEAD: dict[str, Callable[..., Any]] = {
+    "build_connector_meta": lambda _, __: GuardMetadata(),
+    "build_connector_worker_meta": lambda _: None,
+    "bind_connector_metadata": lambda _, __: None,
+    "clear_connector_metadata": lambda _: None,
+    "get_block_ids_with_load_errors": lambda _: set(),
+    "get_kv_connector_stats": lambda _: None,
+    "get_num_new_matched_tokens": lambda _, __, ___: (0, False),
+    "get_transfer_results": lambda _, __: KVConnectorTransferResults(),
+    "handle_preemptions": lambda _, __: None,
+    "has_pending_push_work": lambda _: False,
+    "on_new_request": lambda _, __: None,
+    "request_finished_all_groups": lambda _, __, ___: (False, None),
+    "start_load_kv": lambda _, __: None,
+    "take_events": lambda _: [],
+    "update_connector_output": _update_failed,
+    "update_state_after_alloc": lambda connector, request, _, tokens: (
+        tokens and connector.desk.give_up(request.request_id)
+    ),
+}
+"""What the host hears where the guard itself fails. The children's failures never come here."""
+
+
+@made_from_table(INSTEAD)
 class MultiConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     """Children by name, behind one boundary. See `kvbelay.vllm.hooks` for what is asked of whom."""
 
@@ -63,7 +98,7 @@ class MultiConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 ranks=host.ranks(vllm_config),
                 sync_is_safe=host.sync_loads_are_safe(vllm_config, kv_cache_config),
             )
-            _greet(children)
+            _greet(children, sync_is_safe=host.sync_loads_are_safe(vllm_config, kv_cache_config))
         else:
             one_group = host.groups(kv_cache_config) == 1
             self._post = Post(children, self._series, rank=host.rank(vllm_config), one_group=one_group)
@@ -102,6 +137,11 @@ class MultiConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         for answer in answers:
             if isinstance(answer, Failure) and answer.operation in FATAL:
                 self._side.out_of_service(self.staff[answer.child], answer)
+
+    def failed_itself(self, failure: Failure) -> None:
+        """A mistake of the guard's own: the engine goes on, and everybody should hear of it."""
+        self._series.count("failures", "", failure.operation, failure.kind)
+        log.error("kvbelay: a mistake of its own in %s: %s; please report it", failure.operation, failure.detail)
 
     # The scheduler's side
 
@@ -326,12 +366,14 @@ class MultiConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self.out_of_service([child.ask(hook, part) for child, part in parts if part])
 
 
-def _greet(children: list[Guarded]) -> None:
+def _greet(children: list[Guarded], *, sync_is_safe: bool) -> None:
     """One line at the start: what guards what."""
     names = ", ".join(child.name for child in children)
     log.info("kvbelay guards %s on vLLM %s", names, host.version())
     if not host.may_recompute():
         log.warning("kvbelay: vLLM %s was not tested; a failed load is left to kv_load_failure_policy", host.version())
+    if not sync_is_safe:
+        log.info("kvbelay: synchronous loads are refused here, where vLLM could not bear that one fails")
     drift = unknown(KVConnectorBase_V1)
     if drift:
         log.warning("kvbelay: hooks of this vLLM that are passed to no child: %s", ", ".join(drift))

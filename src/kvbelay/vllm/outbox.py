@@ -43,6 +43,6 @@ class Outbox:
         self.orders: list[Order] = []
         self.blocks: dict[str, frozenset[int]] = {}
         self.sync: dict[str, frozenset[int]] = {}
-        self.pulses: list[str] = []
+        self.pulses: list[tuple[str, Side, str]] = []
         self.fails: list[str] = []
         self.forget: list[tuple[str, Side]] = []

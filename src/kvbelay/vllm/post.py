@@ -102,8 +102,10 @@ class Post:
                 self._keep(report)
         if not (self._reports or self.step.pulses or self.step.fails):
             return set(), set(), set()
-        received = set(self.step.pulses) | set(self.step.fails)
-        sent: set[str] = set()
+        received, sent = set(self.step.fails), set[str]()
+        for request, side, child in self.step.pulses:
+            if not self.gate.armed(request, side, child):
+                (received if side is Side.LOAD else sent).add(request)
         for report in self._reports:
             if report.kind is Kind.DRAINED or not self.gate.settled(report.request, report.side):
                 continue
