@@ -14,13 +14,14 @@ import msgspec
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
 
 from kvbelay.core.children import Status
-from kvbelay.core.circuit import CircuitState
 from kvbelay.core.gate import in_order
 from kvbelay.core.ledger import Ledger
 from kvbelay.core.model import Action, Do, Event, Failure, Kind, Outcome, Report, Result, Side, Swallow
 from kvbelay.vllm import host
 from kvbelay.vllm.case import Case
 from kvbelay.vllm.children import Guarded
+from kvbelay.vllm.gauges import Gauges
+from kvbelay.vllm.heard import Heard
 from kvbelay.vllm.hooks import NAMES
 from kvbelay.vllm.leases import good_until
 from kvbelay.vllm.lookup import Lookup
@@ -37,7 +38,6 @@ from kvbelay.vllm.views import merged, view_for
 log = host.logger(__name__)
 
 ENDS = {Result.LOADED: Kind.LANDED, Result.MISSED: Kind.MISSED, Result.CANCELLED: Kind.CANCEL}
-OPENNESS = {CircuitState.CLOSED: 0.0, CircuitState.HALF_OPEN: 0.5, CircuitState.OPEN: 1.0}
 
 
 class Desk:
@@ -61,12 +61,10 @@ class Desk:
         self._series = series
         self._options = options
         self._ranks = ranks
-        self._shown: tuple[int, dict[str, CircuitState], dict[str, int]] | None = None
-        """What the gauges show."""
         self._ready: set[str] = set()
         """Requests whose load was decided after the ranks had settled."""
-        self._heard: dict[tuple[str, Side], dict[tuple[str, int], set[int]]] = {}
-        """Ranks that have ended, by child and epoch, of what not every rank has ended."""
+        self._heard = Heard(ranks)
+        self._gauges = Gauges(series, self.staff, self.ledger, self._peers, self.quarantine)
         for child in children:
             self._enlist(child, child.cause)
 
@@ -172,7 +170,7 @@ class Desk:
         if isinstance(meta, GuardWorkerMetadata):
             self._learn(meta, now)
             for report in in_order(meta.reports):
-                if self._everywhere(report):
+                if self._heard.ended(report):
                     ended.append(report)
                 self._act(self.ledger.handle(report, now))
         if self.ledger.due() is not None:
@@ -204,20 +202,8 @@ class Desk:
 
     def show(self) -> None:
         """Bring the series up to date."""
-        now = time.monotonic()
         self._series.swallowed(self.ledger.swallowed)
-        children = self.ledger.children
-        circuits = {name: children.circuit(name, now) for name in children}
-        peers = {name: self._peers.shut(name, now) for name in children if self.staff[name].pulls}
-        shown = (len(self.quarantine), circuits, peers)
-        if shown == self._shown:
-            return
-        self._shown = shown
-        self._series.show("quarantined_blocks", value=shown[0])
-        for name, state in circuits.items():
-            self._series.show("circuit_open", name, value=OPENNESS[state])
-        for name, shut in peers.items():
-            self._series.show("peers_open", name, value=shut)
+        self._gauges.show(time.monotonic())
 
     # Inside
 
@@ -325,7 +311,7 @@ class Desk:
 
     def _forget(self, request: str, side: Side) -> None:
         """Nothing is left of the request in this direction."""
-        self._heard.pop((request, side), None)
+        self._heard.forget(request, side)
         self.outbox.forget.append((request, side))
 
     def _release(self, request: str, side: Side) -> None:
@@ -393,15 +379,6 @@ class Desk:
                 self.staff[failure.child].note(failure)
             if failure.child in self.staff:
                 self.ledger.children[failure.child].circuit.failed(now)
-
-    def _everywhere(self, report: Report) -> bool:
-        """Whether with this report the child has ended its part of the attempt on every rank."""
-        if report.kind is Kind.BROKEN:
-            return False
-        heard = self._heard.setdefault((report.request, report.side), {})
-        ranks = heard.setdefault((report.child, report.epoch), set())
-        ranks.add(report.rank)
-        return len(ranks) == self._ranks
 
 
 def _tell_children(staff: Staff, output: Any, meta: object, ended: list[Report]) -> None:

@@ -1,0 +1,39 @@
+"""The gauges of the scheduler's side: what is held back, and who is left alone."""
+
+from __future__ import annotations
+
+from kvbelay.core.circuit import CircuitState
+from kvbelay.core.ledger import Ledger
+from kvbelay.vllm.peers import Peers
+from kvbelay.vllm.quarantine import Quarantine
+from kvbelay.vllm.series import Series
+from kvbelay.vllm.staff import Staff
+
+OPENNESS = {CircuitState.CLOSED: 0.0, CircuitState.HALF_OPEN: 0.5, CircuitState.OPEN: 1.0}
+
+
+class Gauges:
+    """Shows what has changed since it was shown last."""
+
+    def __init__(self, series: Series, staff: Staff, ledger: Ledger, peers: Peers, quarantine: Quarantine) -> None:
+        self._series = series
+        self._staff = staff
+        self._ledger = ledger
+        self._peers = peers
+        self._quarantine = quarantine
+        self._shown: tuple[int, dict[str, CircuitState], dict[str, int]] | None = None
+
+    def show(self, now: float) -> None:
+        """Bring the series up to date."""
+        children = self._ledger.children
+        circuits = {name: children.circuit(name, now) for name in children}
+        peers = {name: self._peers.shut(name, now) for name in children if self._staff[name].pulls}
+        shown = (len(self._quarantine), circuits, peers)
+        if shown == self._shown:
+            return
+        self._shown = shown
+        self._series.show("quarantined_blocks", value=shown[0])
+        for name, state in circuits.items():
+            self._series.show("circuit_open", name, value=OPENNESS[state])
+        for name, shut in peers.items():
+            self._series.show("peers_open", name, value=shut)
