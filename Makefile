@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
 .DEFAULT_GOAL := help
-.PHONY: help demo bench test test-wheel test-vllm check mutants format clean
+.PHONY: help demo bench bench-guard test test-wheel test-vllm check mutants format clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,6 +27,10 @@ bench: $(VENV)/installed ## Measure what it costs, into bench-results/
 	mkdir -p bench-results
 	$(BIN)/kvbelay bench ledger --json bench-results/ledger.json
 	$(BIN)/kvbelay bench transfer --json bench-results/transfer.json
+
+bench-guard: $(VLLM)/installed ## Measure the vLLM guard against vLLM's own class
+	mkdir -p bench-results
+	$(VLLM)/bin/kvbelay bench guard --json bench-results/guard.json
 
 check: $(VENV)/installed ## Lint, formatting, types, rooms
 	$(BIN)/ruff check .
@@ -72,7 +76,8 @@ $(VLLM)/installed: tests/vllm/requirements.txt tests/vllm_pair/requirements.txt 
 	@touch $@
 
 test-vllm: $(VLLM)/installed ## Test the guard on the real vLLM, NIXL and others (4 GB are installed for it)
-	$(VLLM)/bin/python -m pytest tests/vllm tests/vllm_pair
+	$(VLLM)/bin/python -m pytest -n 2 --dist loadfile tests/vllm
+	$(VLLM)/bin/python -m pytest tests/vllm_pair
 
 mutants: $(VENV)/installed ## Plant named faults into a copy of the code, one at a time: each must be caught by its test
 	$(BIN)/python tools/mutants.py
