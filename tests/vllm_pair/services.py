@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Sequence
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from server import free_port, until
+from serving import forks, run
 
 START_S = 90.0
 """How long one may take to start, on a machine that others use too."""
@@ -25,25 +27,17 @@ class Service:
         self.port = port
         self._command = list(command)
         self._log_path = folder / f"{name}.log"
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: BaseProcess | None = None
 
     @property
     def running(self) -> bool:
         """Whether it is there."""
-        return self._process is not None and self._process.poll() is None
+        return self._process is not None and self._process.is_alive()
 
     def start(self) -> None:
         """Start it, without waiting until it serves."""
-        with self._log_path.open("ab") as log:
-            self._process = subprocess.Popen(
-                self._command,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd=self._log_path.parent,
-                start_new_session=True,
-            )
+        self._process = forks().Process(target=run, args=(self._command, self._log_path))
+        self._process.start()
 
     def wait(self) -> None:
         """Wait until it listens."""
@@ -59,9 +53,12 @@ class Service:
 
     def kill(self) -> None:
         """End it at once."""
-        if self._process is not None and self.running:
+        if self._process is None or self._process.pid is None:
+            return
+        with contextlib.suppress(ProcessLookupError):  # it has ended, or has no group yet
             os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+        self._process.kill()
+        self._process.join()
 
 
 def lmcache_server(folder: Path) -> Service:

@@ -42,19 +42,11 @@ def forks() -> ForkServerContext:
 def serve(
     arguments: Sequence[str], environment: Mapping[str, str], log: Path, before: Callable[[], None] | None = None
 ) -> None:
-    """Be an API server, in a session of its own. ``before`` is done first, in all that its processes have in common."""
-    os.setsid()
-    _die_with_parent()
-    os.register_at_fork(after_in_child=_die_with_parent)
+    """Be an API server. ``before`` is done first, in all that its processes have in common."""
+    _begin(environment, log)
     gc.freeze()  # what was imported stays shared memory
     from vllm.entrypoints.launchers.api_server.entry import main  # noqa: PLC0415 # not in the tests' process
 
-    for number, path in enumerate((os.devnull, log, log)):
-        opened = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
-        os.dup2(opened, number)
-        os.close(opened)
-    os.chdir(log.parent)
-    os.environ.update(environment)
     sys.path.insert(0, str(SOURCE))
     sys.argv = ["api_server", *arguments]
     _fork_from_here_on()
@@ -64,8 +56,26 @@ def serve(
     main()
 
 
+def run(command: Sequence[str], log: Path) -> None:
+    """Be another program."""
+    _begin({}, log)
+    os.execv(command[0], command)  # noqa: S606 # the commands that tests run are their own
+
+
+def _begin(environment: Mapping[str, str], log: Path) -> None:
+    """Have a session and a log of its own, and leave nobody behind when the tests are killed."""
+    os.setsid()
+    _die_with_parent()
+    os.register_at_fork(after_in_child=_die_with_parent)
+    for number, path in enumerate((os.devnull, log, log)):
+        opened = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+        os.dup2(opened, number)
+        os.close(opened)
+    os.chdir(log.parent)
+    os.environ.update(environment)
+
+
 def _die_with_parent() -> None:
-    """Leave nobody behind when the tests are killed."""
     ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
 
 

@@ -11,6 +11,7 @@ from server import BLOCK
 
 def test_kv_is_pulled(trio: Trio) -> None:
     """A request's KV comes from the prefill side, all of its bytes, and nothing is computed again."""
+    trio.shake_hands(13)
     before = pulled(trio.decode), loaded(trio.decode), trio.decode.metric("kvbelay_recomputed_tokens_total")
     params = prefill(trio.prefill, 0)
     trio.right(0, decode(trio.decode, 0, params))
@@ -42,13 +43,14 @@ def test_guarded_prefill_serves_stock_decode(trio: Trio) -> None:
 
 def test_stock_prefill_serves_guarded_decode(trio: Trio) -> None:
     """A prefill side without the guard is loaded from as any other."""
-    before = pulled(trio.decode), loaded(trio.decode)
     with trio.with_stock() as stock:
+        trio.right(14, decode(trio.decode, 14, prefill(stock, 14)))  # they meet
+        before = pulled(trio.decode), loaded(trio.decode)
         params = prefill(stock, 8)
         assert "kvbelay" not in params
         trio.right(8, decode(trio.decode, 8, params))
-    assert pulled(trio.decode) > before[0]
-    assert loaded(trio.decode) == before[1] + 1
+        assert pulled(trio.decode) > before[0]
+        assert loaded(trio.decode) == before[1] + 1
 
 
 def test_the_engine_says_what_guards_it(trio: Trio) -> None:

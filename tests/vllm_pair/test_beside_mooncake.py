@@ -15,9 +15,9 @@ from pair import Pair
 from services import Service, mooncake_client, mooncake_master
 from stage import Stage
 
-BLOCKS = 20
+BLOCKS = 17
 """A small cache: what the engine has forgotten, the store has."""
-NUMBERS = range(12)
+NUMBERS = range(9)
 REMEDY_S = 20.0
 """The guard's deadline of a save: nobody waits for a dead master."""
 
@@ -39,8 +39,10 @@ def stored(stage: Stage, master: Service, tmp: pytest.TempPathFactory, options: 
     kind = "mooncake stock" if options is None else "mooncake guarded"
     environment = mooncake_client(tmp.getbasetemp(), master)
     pair = stage.pair(kind, [nixl(), mooncake()], options=options, environment=environment, blocks=BLOCKS)
-    for number in NUMBERS:
+    for number in NUMBERS[:2]:
         pair.right(number, pair.dance(number))
+    for number in NUMBERS[2:]:
+        pair.right(number, decode(pair.prefill, number, None))
     pair.decode.kill()
     return pair
 
