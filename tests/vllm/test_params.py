@@ -100,3 +100,21 @@ def test_hostile_parameters(standing: Engines, name: str) -> None:
     pulling = Child(name="x", belay={"role": "pd", "hosts": ["10.0.0.7"]})
     spec = Spec(children=(pulling, Child(name="y")))
     prove(standing, "guard", hostile, HOLDS, spec, params=params, pulls=name in OURS)
+
+
+def each_its_own(engine: Engine) -> None:
+    """Children x and y pull what stands under their names, and not what stands flat, which is the third one's."""
+    put_up(x=Script(offer=96, pd=True), y=Script(offer=64, pd=True), z=Script(offer=32, pd=True))
+    theirs = {"x": {"do_remote_prefill": False}, "y": {**GOOD, "remote_engine_id": "p1"}}
+    engine.add("r", 0, params={**GOOD, "kvbelay": {"children": theirs}})
+    engine.add("flat", 1, params=GOOD)
+    engine.finish()
+    engine.right()
+    engine.served("r", "y", 64)
+    engine.served("flat", "x", 96)
+
+
+def test_each_child_sees_its_own(standing: Engines) -> None:
+    """Where two children of the other side used one key, each finds its own parameters on this one."""
+    pulling = tuple(Child(name=name, belay={"role": "pd"}) for name in "xyz")
+    prove(standing, "guard", each_its_own, HOLDS, Spec(children=pulling))

@@ -366,6 +366,7 @@ class Desk:
     def _drop(self, case: Case) -> None:
         """Nobody waits for the request any more."""
         request_id = case.request.request_id
+        self.recompute.spared(case)
         self.cases.pop(request_id, None)
         self._act(self.ledger.handle(Event(Kind.CANCEL, Side.LOAD, request_id), time.monotonic()))
 

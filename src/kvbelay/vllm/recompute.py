@@ -45,8 +45,8 @@ class Recompute:
         return True
 
     def spared(self, case: Case) -> None:
-        """Another child has loaded it."""
-        if not case.recomputed:
+        """Another child has loaded it, or nobody wants it any more."""
+        if not case.recomputed and case.charged:
             self._budget.give_back(case.charged)
             case.charged, case.go_at, case.queued = 0, None, False
 
