@@ -40,7 +40,5 @@ else:
         models = tmp_path_factory.mktemp("models")
         for name in ("llama", "hybrid"):
             make_model(name, models)
-        with engines(tmp_path_factory.mktemp("engines"), models) as all_of_them:
-            for name in ("llama", "hybrid"):
-                all_of_them.know(name, ask_plainly)
+        with engines(tmp_path_factory.mktemp("engines"), models, ask_plainly) as all_of_them:
             yield all_of_them

@@ -21,9 +21,9 @@ USUAL = Spec()
 
 
 DEADLINES: dict[str, Any] = {"load_s": 0.3, "save_s": 0.3, "lookup_s": 0.3}
-"""The guard's options that make each of its deadlines a fraction of a second."""
-PATIENCE_S = 2.0
-"""Long after every deadline."""
+"""The guard's options that make each of its deadlines pass within some thirty steps."""
+PATIENCE = 200
+"""Steps, long after every deadline."""
 
 
 class Stock(msgspec.Struct, frozen=True):

@@ -32,7 +32,7 @@ from scripts import KNOWN, STORE
 Case = Callable[..., Any]
 START_S = 180.0
 """An engine's start on a busy machine; the first of a model looks its class up in a process of its own."""
-CASE_S = 30.0
+CASE_S = 90.0
 """A case that takes longer hangs inside a call."""
 KEPT = 8
 """Engines that stand at once, about 0.3 GB each."""
@@ -220,17 +220,23 @@ class Template:
 
 
 class Engines:
-    """All engines of a test session, each built when a case first asks for it."""
+    """All engines of a test session, each built when a case first asks for it.
 
-    def __init__(self, folder: Path, models: Path) -> None:
+    ``ask`` is the case that asks a plain engine what is right: it returns (answers, file of the KV).
+    """
+
+    def __init__(self, folder: Path, models: Path, ask: Case) -> None:
         self._folder = folder
         self._models = models
+        self._ask = ask
         self._answers: dict[str, dict[int, list[int]]] = {}
         self._kv: dict[str, dict[Any, Any]] = {}
         self._templates: dict[bytes, Template] = {}
 
     def _template(self, spec: Spec) -> Template:
         """The standing engine of this kind; the one that was least recently asked for makes room."""
+        if spec.model not in self._answers:
+            self._know(spec.model)
         key = msgspec.json.encode(spec)
         while key not in self._templates and len(self._templates) >= KEPT:
             self._templates.pop(next(iter(self._templates))).close()
@@ -240,17 +246,17 @@ class Engines:
                 STORE.update(self._kv.get(spec.model, {}))
             KNOWN.clear()
             KNOWN.update(prefix for prefix, _ in STORE)
-            self._templates[key] = Template(spec, self._folder, self._models, self._answers.get(spec.model, {}))
+            self._templates[key] = Template(spec, self._folder, self._models, self._answers[spec.model])
         self._templates[key] = self._templates.pop(key)
         return self._templates[key]
 
-    def know(self, model: str, case: Case) -> None:
-        """Ask a plain engine what is right, and where the KV of it is: ``case`` returns (answers, file)."""
+    def _know(self, model: str) -> None:
+        """Ask a plain engine what is right, and where the KV of it is."""
         from safetensors.torch import load_file  # noqa: PLC0415 # it imports torch
 
         spec = Spec(which="plain", model=model, blocks=256, prefix_caching=False, budget=4096)
         template = Template(spec, self._folder, self._models, {})
-        verdict = template.play(case, {"folder": str(self._folder)}, 60.0)
+        verdict = template.play(self._ask, {"folder": str(self._folder)}, CASE_S)
         template.close()
         assert verdict.kind == "held", f"{verdict.why}\n{verdict.trace}\n{verdict.log}\n{template.born}"
         answers, file = verdict.facts
@@ -276,8 +282,8 @@ class Engines:
 
 
 @contextlib.contextmanager
-def engines(folder: Path, models: Path) -> Iterator[Engines]:
-    standing = Engines(folder, models)
+def engines(folder: Path, models: Path, ask: Case) -> Iterator[Engines]:
+    standing = Engines(folder, models, ask)
     try:
         yield standing
     finally:

@@ -8,7 +8,6 @@ its ``name`` and, for what happens before a case can put up a script, a ``script
 from __future__ import annotations
 
 import functools
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -94,7 +93,7 @@ def hook(method: Callable[..., Any]) -> Callable[..., Any]:
             self.strikes[number, name] += 1
             if not fault.skip < self.strikes[number, name] <= fault.skip + fault.times:
                 continue
-            time.sleep(fault.sleep_s)
+            STAGE.spent_s += fault.takes_s
             if fault.answer is not msgspec.UNSET:
                 return fault.answer
             if fault.after:

@@ -31,7 +31,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """A builtin exception's name."""
     answer: Any = msgspec.UNSET
     """Returned instead of working; a list stands for a tuple when it comes from a configuration."""
-    sleep_s: float = 0.0
+    takes_s: float = 0.0
+    """By the guard's clock."""
     after: bool = False
     """The work is done before it raises."""
     skip: int = 0
@@ -160,6 +161,8 @@ class Stage:
         self.calls: list[Call] = []
         self.step = 0
         """The engine's step."""
+        self.spent_s = 0.0
+        """What hooks took by their scripts."""
         self.worker_steps: Counter[str] = Counter()
         """Child -> its worker's steps; what a `Phantom` counts."""
         self.frozen: set[tuple[str, str]] = set()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scripts import STAGE, Load, Phantom, Save, Script
 from tiny import LONG
 
-QUICK: dict[str, Any] = {"load_s": 0.05, "save_s": 0.05, "lookup_s": 0.05, "circuit": {"failures": 10_000}}
+QUICK: dict[str, Any] = {"load_s": 0.2, "save_s": 0.2, "lookup_s": 0.2, "circuit": {"failures": 10_000}}
 """Deadlines of some twenty steps, and circuits that stay closed, so that every load is begun."""
 LATE = 70
 """An age long after the deadline."""

@@ -76,7 +76,7 @@ def quarantine_and_circuit(engine: Engine) -> None:
 
 def slow_hook(engine: Engine) -> None:
     """A look-up of x takes 30 ms each time."""
-    put_up(x=Script(faults=(Fault(hook="get_num_new_matched_tokens", sleep_s=0.03),)), y=Script(offer=96))
+    put_up(x=Script(faults=(Fault(hook="get_num_new_matched_tokens", takes_s=0.03),)), y=Script(offer=96))
     for number in range(8):
         engine.add(f"r{number}", number, new=2)
         engine.finish()

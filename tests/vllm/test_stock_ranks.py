@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 from engine import Child, Engine, Spec, Stuck
-from expect import DEADLINES, HOLDS, busy, prove
+from expect import HOLDS, busy, prove
 from forks import Engines
 from scripts import STAGE, Load, Script
 
@@ -26,8 +26,9 @@ class Ranks(NamedTuple):
 
 LATE = 60
 """The age at which the silent rank speaks, in steps."""
-PAUSE_S = 0.02
-"""Between idle steps, so that half as many take longer than the deadline."""
+PAUSE_S = 0.1
+"""Between idle steps, so that half as many take twice as long as the deadline, and the slower rank less than half of it."""
+DEADLINES = {"load_s": 1.5, "save_s": 1.5, "lookup_s": 1.5}
 GOOD = Load()
 SLOW = Load(copy=6, reports=(6,))
 CASES = {

@@ -190,6 +190,7 @@ def raises_in_load(engine: Engine) -> None:
     engine.finish()
     engine.right()
     engine.served("r", "y", 96)
+    assert engine.in_use() > 0, "the blocks are free, and x may have begun to write"
     engine.unsettled.add("r")
 
 

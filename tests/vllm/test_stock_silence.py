@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from engine import Engine, Spec
-from expect import DEADLINES, HOLDS, PATIENCE_S, UNKNOWN, Stock, busy, prove, put_up
+from expect import DEADLINES, HOLDS, PATIENCE, UNKNOWN, Stock, busy, prove, put_up
 from forks import Engines
 from scripts import EVER, STAGE, Load, Save, Script
 
@@ -18,7 +18,7 @@ def silent_load(engine: Engine, other: int, garbage: bool) -> None:
     put_up(x=Script(offer=96, loads={"r": (load,)}), y=Script(offer=other))
     engine.add("r", 0)
     engine.add("by", 1, new=30)
-    engine.finish("r", seconds=PATIENCE_S)
+    engine.finish("r", steps=PATIENCE)
     engine.finish()
     engine.right()
     engine.served("r", "y", other)
@@ -40,7 +40,7 @@ def looks_for_ever(engine: Engine, other: int) -> None:
     """Child x never says whether it has r."""
     put_up(x=Script(offer=96, looking=EVER), y=Script(offer=other))
     engine.add("r", 0)
-    engine.finish("r", seconds=PATIENCE_S)
+    engine.finish("r", steps=PATIENCE)
     engine.right()
     engine.served("r", "y", other)
 
@@ -58,7 +58,7 @@ def silent_send(engine: Engine) -> None:
     engine.add("r", 0)
     engine.finish()
     engine.right()
-    engine.run(lambda: "r" not in engine.scheduler.requests, seconds=PATIENCE_S)
+    engine.run(lambda: "r" not in engine.scheduler.requests, steps=PATIENCE)
     STAGE.frozen.clear()
     busy(engine, lambda: bool(STAGE.of("x", "said sent", "r")))
 
