@@ -136,3 +136,21 @@ def test_a_dead_peer_costs_no_other(standing: Engines) -> None:
     children = (Child(name="x", belay={"role": "pd"}), Child(name="y"))
     spec = Spec(belay={"circuit": circuit}, children=children, prefix_caching=False)
     prove(standing, "guard", one_dead_of_two, HOLDS, spec)
+
+
+def two_offers(engine: Engine) -> None:
+    """The offer for one request has ended long ago, that for another is good for an hour."""
+    put_up(x=Script(offer=96, pd=True))
+    for number, (name, until) in enumerate({"late": 1000.0, "in time": time.time() + 3600.0}.items()):
+        params = {"do_remote_prefill": True, "remote_engine_id": "p0", "kvbelay": {"until": {"x": until}}}
+        engine.add(name, number, params=params)
+        engine.finish()
+    engine.right()
+    engine.served("late", "x", 0)
+    engine.served("in time", "x", 96)
+
+
+def test_an_offer_that_has_ended_is_not_pulled(standing: Engines) -> None:
+    """What came too late for its offer is computed here: other KV may stand there by now."""
+    spec = Spec(children=(Child(name="x", belay={"role": "pd"}), Child(name="y")))
+    prove(standing, "guard", two_offers, HOLDS, spec)
