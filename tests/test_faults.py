@@ -48,7 +48,7 @@ def test_a_fault_can_be_planted(fault: object) -> None:
     assert fault.old != fault.new  # type: ignore[attr-defined]
     for test in fault.test.split():  # type: ignore[attr-defined]
         path, _, name = test.partition("::")
-        assert name in functions(ROOT / path)
+        assert name.partition("[")[0] in functions(ROOT / path)
 
 
 def test_the_faults_break_every_invariant() -> None:
@@ -77,3 +77,15 @@ def test_a_fault_that_is_not_caught_is_told(tmp_path: Path, monkeypatch: pytest.
     assert "NOT CAUGHT" in (tmp_path / "out.json").read_text(encoding="utf-8")
     assert MUTANTS.problem(MUTANTS.Fault("gone", (), "errors.py", "no such text", "", "")) != ""
     assert MUTANTS.problem(MUTANTS.Fault("gone", (), "no_such.py", "x", "", "")) != ""
+
+
+def test_without_vllm_the_guards_faults_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where no interpreter with vLLM is found, one sentence says how many faults were left out, and why."""
+    monkeypatch.setattr(sys, "argv", ["mutants", "--room", "vllm", "--vllm", str(tmp_path / "python")])
+    assert MUTANTS.main() == 0
+    said = capsys.readouterr().out
+    count = sum(fault.needs_vllm for fault in FAULTS if fault.file.startswith("vllm/"))
+    assert f"{count} faults of the guard are left out" in said
+    assert "make test-vllm" in said

@@ -2,7 +2,8 @@
 
 The faults are data: ``tools/faults/*.toml``, one file a room. Each names the invariants that it breaks, the text that
 it replaces, which must stand in its file exactly once, and the test that has to fail. Exit code 1 if a fault is not
-caught, or cannot be planted any more.
+caught, or cannot be planted any more. The faults of the guard need vLLM, and the interpreter of an environment that has
+it; `make test-vllm` makes one.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ else:
 ROOT = Path(__file__).resolve().parents[1]
 FAULTS = ROOT / "tools" / "faults"
 PACKAGE = ROOT / "src" / "kvbelay"
+VLLM = ROOT / ".venv-vllm" / "bin" / "python"
+ENGINES = 2
+"""Tests that run at once where each builds engines of vLLM."""
 LIMIT_S = 120.0
 """Longest run of one test; a fault that makes it hang is caught."""
 FAILED = 1
@@ -49,6 +53,11 @@ class Fault:
     new: str
     test: str
     """The node id, or several with a space between, of which one has to fail."""
+
+    @property
+    def needs_vllm(self) -> bool:
+        """Whether its test runs on the real engine."""
+        return self.test.startswith("tests/vllm/")
 
 
 @dataclass(frozen=True)
@@ -99,10 +108,10 @@ def planted(fault: Fault, source: Path) -> Iterator[None]:
         path.write_text(text, encoding="utf-8")
 
 
-def run(tests: Sequence[str], source: Path, limit_s: float = LIMIT_S) -> tuple[int, str]:
+def run(python: str, tests: Sequence[str], source: Path, limit_s: float = LIMIT_S) -> tuple[int, str]:
     """Run these tests against that copy: pytest's exit code and the end of what it says; `FAILED` if they hang."""
     environment = {**os.environ, "PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1", "CI": "false"}
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
+    command = [python, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
     try:
         done = subprocess.run(
             command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=limit_s, check=False
@@ -112,7 +121,7 @@ def run(tests: Sequence[str], source: Path, limit_s: float = LIMIT_S) -> tuple[i
     return done.returncode, done.stdout[-2000:]
 
 
-def judge(fault: Fault, sources: SimpleQueue[Path]) -> Verdict:
+def judge(python: str, fault: Fault, sources: SimpleQueue[Path]) -> Verdict:
     """Plant it, run its test."""
     began = time.monotonic()
     result = problem(fault)
@@ -120,7 +129,7 @@ def judge(fault: Fault, sources: SimpleQueue[Path]) -> Verdict:
         source = sources.get()
         try:
             with planted(fault, source):
-                code, _ = run(fault.test.split(), source)
+                code, _ = run(python, fault.test.split(), source)
         finally:
             sources.put(source)
         result = {0: "NOT CAUGHT", FAILED: "caught"}.get(code, f"its test cannot be run (pytest says {code})")
@@ -133,33 +142,59 @@ def copy(folder: Path) -> Path:
     return folder
 
 
-def main() -> int:
-    """Run what the command line asks for."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", metavar="NAME", help="plant this one only")
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write the results there, too")
-    arguments = parser.parse_args()
-    chosen = [fault for fault in faults() if arguments.only in {None, fault.name}]
-    if not chosen:
-        print(f"there is no fault named {arguments.only!r}")
-        return 1
-    jobs = os.cpu_count() or 1
+def plant(python: str, chosen: Sequence[Fault], jobs: int) -> list[Verdict] | None:
+    """Plant these, ``jobs`` at once; None if their tests do not pass without any fault."""
     with tempfile.TemporaryDirectory(prefix="kvbelay-mutants-") as folder, ThreadPoolExecutor(jobs) as pool:
         sources: SimpleQueue[Path] = SimpleQueue()
         for job in range(jobs):
             sources.put(copy(Path(folder) / str(job)))
         tests = sorted({test for fault in chosen for test in fault.test.split()})
-        clean, said = run(tests, Path(folder) / "0", 10 * LIMIT_S)
+        clean, said = run(python, tests, Path(folder) / "0", 10 * LIMIT_S)
         if clean != 0:
             print(f"{said}\nthe tests do not pass without any fault (pytest says {clean})")
-            return 1
+            return None
         verdicts = []
-        for verdict in pool.map(lambda fault: judge(fault, sources), chosen):
+        for verdict in pool.map(lambda fault: judge(python, fault, sources), chosen):
             verdicts.append(verdict)
             print(
                 f"{verdict.result:<11} {verdict.seconds:6.1f} s  {','.join(verdict.breaks):<6} {verdict.name}",
                 flush=True,
             )
+        return verdicts
+
+
+def main() -> int:
+    """Run what the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", metavar="NAME", help="plant this one only")
+    parser.add_argument("--room", metavar="ROOM", help="plant those of this room only, such as core")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write the results there, too")
+    parser.add_argument("--vllm", metavar="PYTHON", type=Path, default=VLLM, help="an interpreter that has vLLM")
+    arguments = parser.parse_args()
+    chosen = [
+        fault
+        for fault in faults()
+        if arguments.only in {None, fault.name} and arguments.room in {None, fault.file.partition("/")[0]}
+    ]
+    if not chosen:
+        print("there is no fault of that name and room")
+        return 1
+    guard = [fault for fault in chosen if fault.needs_vllm]
+    if guard and not arguments.vllm.is_file():
+        print(
+            f"{len(guard)} faults of the guard are left out: there is no {arguments.vllm}, which `make test-vllm` makes"
+        )
+        guard = []
+    cores = os.cpu_count() or 1
+    verdicts: list[Verdict] = []
+    for python, group, jobs in (
+        (sys.executable, [fault for fault in chosen if not fault.needs_vllm], cores),
+        (str(arguments.vllm.absolute()), guard, min(cores, ENGINES)),
+    ):
+        planted_here = plant(python, group, jobs) if group else []
+        if planted_here is None:
+            return 1
+        verdicts += planted_here
     caught = sum(verdict.caught for verdict in verdicts)
     print(f"{caught} of {len(verdicts)} faults caught, each by the test that it names")
     if arguments.json:

@@ -109,9 +109,12 @@ def test_a_hook_raises_at_the_end(standing: Engines, holder: str, hook: str) -> 
     prove(standing, holder, reset_and_shut_down, BOOM, fault=Fault(hook=hook, raises="boom"))
 
 
-def degraded(engine: Engine) -> None:
-    """The engine of x never started: all that it is asked raises. The other child is healthy."""
-    hooks = ("get_num_new_matched_tokens", "update_state_after_alloc", "start_load_kv", "request_finished_all_groups")
+LOOK_UP = ("get_num_new_matched_tokens",)
+ALL = (*LOOK_UP, "update_state_after_alloc", "start_load_kv", "request_finished_all_groups")
+
+
+def degraded(engine: Engine, hooks: tuple[str, ...]) -> None:
+    """The engine of x never started: what it is asked raises. The other child is healthy."""
     put_up(x=Script(offer=96, faults=tuple(Fault(hook=hook, raises=f"no engine in {hook}") for hook in hooks)))
     put_up(y=Script(offer=96))
     for number in range(11):
@@ -123,6 +126,7 @@ def degraded(engine: Engine) -> None:
     assert asked < 11, "a child that fails every time is asked every time"
 
 
-def test_11_degraded_child(standing: Engines, which: str) -> None:
+@pytest.mark.parametrize("hooks", [LOOK_UP, ALL], ids=["look-ups", "all"])
+def test_11_degraded_child(standing: Engines, which: str, hooks: tuple[str, ...]) -> None:
     """A child that only raises costs nothing: the other one serves, and soon the first is not asked any more."""
-    prove(standing, which, degraded, Stock("dead", "no engine in get_num_new_matched_tokens"))
+    prove(standing, which, degraded, Stock("dead", "no engine in get_num_new_matched_tokens"), hooks=hooks)

@@ -36,6 +36,24 @@ def test_a_load_that_is_never_reported(standing: Engines, which: str, other: int
     prove(standing, which, silent_load, stock, SOON, other=other, garbage=garbage)
 
 
+def late_writer(engine: Engine, other: int) -> None:
+    """Child x begins r's load, tells nothing of it, and writes into its blocks when r is being decoded."""
+    STAGE.frozen.add(("x", "r"))
+    put_up(x=Script(offer=96, loads={"r": (Load(copy=None, garbage=(3,), reports=(4,)),)}), y=Script(offer=other))
+    engine.add("r", 0, new=40)
+    engine.run(lambda: bool(engine.tokens), steps=PATIENCE)
+    STAGE.frozen.clear()
+    engine.finish()
+    engine.right()
+    assert STAGE.of("x", "said received", "r")
+
+
+@pytest.mark.parametrize("other", [0, 96])
+def test_a_load_that_writes_late(standing: Engines, which: str, other: int) -> None:
+    """A request whose load was given up goes on in other blocks: the old ones may be written into at any time."""
+    prove(standing, which, late_writer, Stock("stuck", "'r': 'WAITING_FOR_REMOTE_KVS'"), SOON, other=other)
+
+
 def looks_for_ever(engine: Engine, other: int) -> None:
     """Child x never says whether it has r."""
     put_up(x=Script(offer=96, looking=EVER), y=Script(offer=other))

@@ -21,6 +21,7 @@ def served_without(engine: Engine) -> None:
     engine.right()
     engine.once()
     assert STAGE.loaded("y", "r0") == 96, "x has not started, and y serves nothing"
+    assert not STAGE.of("x", "get_num_new_matched_tokens", "r2"), "x has not started, and is asked for r2"
 
 
 def broken(hook: str, **fault: object) -> Spec:
