@@ -31,7 +31,7 @@ def record(connector: Any, calls: list[str]) -> None:
     """Note the name of each hook that is called from outside."""
     inside = []
     for name in (hook.name for hook in HOOKS if hook.side is not Side.CLASS):
-        method = getattr(connector, name)
+        method = getattr(connector, name, None)
         if not callable(method):
             continue
 

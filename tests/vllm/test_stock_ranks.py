@@ -27,7 +27,7 @@ class Ranks(NamedTuple):
 LATE = 60
 """The age at which the silent rank speaks, in steps."""
 PAUSE_S = 0.1
-"""Between idle steps, so that half as many take twice as long as the deadline, and the slower rank less than half of it."""
+"""Between idle steps: half as many take twice as long as the deadline, and the slower rank less than half of it."""
 DEADLINES = {"load_s": 1.5, "save_s": 1.5, "lookup_s": 1.5}
 GOOD = Load()
 SLOW = Load(copy=6, reports=(6,))

@@ -137,6 +137,10 @@ class Desk:
                 self.ledger.children[child.name].circuit.failed(time.monotonic())
             elif answer is not None:
                 metas[child.name] = cast("KVConnectorMetadata", answer)
+        self._expire()  # ranks that have nothing to say bring no `update`
+        for request in self._ready:
+            self.outbox.pulses.append((request, Side.LOAD, ""))
+        self._ready.clear()
         return self.outbox.take(metas)
 
     # The end of a request
@@ -173,8 +177,7 @@ class Desk:
                 if self._heard.ended(report):
                     ended.append(report)
                 self._act(self.ledger.handle(report, now))
-        if self.ledger.due() is not None:
-            self._act(self.ledger.expire(now + 2 * NOW_S))
+        self._expire()
         received, sent = self._let_through(output)
         _tell_children(self.staff, output, meta, ended)
         output.finished_recving = received or None
@@ -206,6 +209,12 @@ class Desk:
         self._gauges.show(time.monotonic())
 
     # Inside
+
+    def _expire(self) -> None:
+        """Act on what is overdue; what is called off here is held at once."""
+        for drains in range(1, 3):
+            if self.ledger.due() is not None:
+                self._act(self.ledger.expire(time.monotonic() + 2 * drains * NOW_S))
 
     def _enlist(self, child: Guarded, cause: Failure | None) -> None:
         self.ledger.children.add(child.name, epochs=False, unavailable=cause, judged=not child.pulls)
