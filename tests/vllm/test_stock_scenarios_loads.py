@@ -6,7 +6,7 @@ import pytest
 from engine import Child, Engine, Spec
 from expect import HOLDS, RUNNING, UNKNOWN, Stock, crowd, prove, put_up
 from forks import Engines
-from scripts import STAGE, Fault, Load, Script
+from scripts import STAGE, Fault, Load, Phantom, Script
 
 PULL = {"do_remote_prefill": True, "remote_engine_id": "p0", "remote_block_ids": [1, 2, 3]}
 """What a router hands on with a request whose KV stands at a prefill engine."""
@@ -39,6 +39,22 @@ def test_1_loser_reports(standing: Engines, which: str, winner: Load, loser: Loa
     """Only the chosen child's report leaves, whenever the other's comes."""
     stock = HOLDS if winner == loser else Stock("dead", RUNNING)
     prove(standing, which, loser_reports, stock, winner=winner, loser=loser)
+
+
+def stranger_reports(engine: Engine) -> None:
+    """While x loads r, y says that it has received it, which nobody has asked it for."""
+    said = tuple(Phantom(step=step, received=("r",)) for step in range(2, 5))
+    put_up(x=Script(offer=96, loads={"*": (Load(copy=6, reports=(6,)),)}), y=Script(phantoms=said))
+    engine.add("r", 0)
+    engine.finish()
+    engine.right()
+    engine.served("r", "x", 96)
+    assert STAGE.of("y", "said received", "r")
+
+
+def test_1_a_child_that_was_not_asked_reports(standing: Engines, which: str) -> None:
+    """One child's word says nothing of another's load, though it names the same request."""
+    prove(standing, which, stranger_reports, Stock("dead"))
 
 
 def orphan(engine: Engine, load: Load) -> None:
