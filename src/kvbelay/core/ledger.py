@@ -115,7 +115,7 @@ class Ledger:
             track.result = self.policy.fallback if event.side is Side.LOAD else Result.FAILED
             track.current, track.beside = before.current, before.beside
             before.held += 1
-            self._tell(track, now, out, patience_s=0.0)
+            self._tell(track, now, out, patience_s=0.0, held=True)
             return
         self._records.keep(track)
         if event.side is Side.LOAD:
@@ -333,7 +333,9 @@ class Ledger:
             if leg.state in {Leg.WAITING, Leg.ACTIVE}:
                 self._apply(track, leg, Said(Kind.CANCEL), now, out)
 
-    def _tell(self, track: Track, now: float, out: list[Action], *, patience_s: float | None = None) -> None:
+    def _tell(
+        self, track: Track, now: float, out: list[Action], *, patience_s: float | None = None, held: bool = False
+    ) -> None:
         result = track.result
         if result is Result.RECOMPUTE and not track.paid:
             budget = self.policy.budget
@@ -349,7 +351,7 @@ class Ledger:
         elif track.due_at != NEVER:  # the budget has not let it go yet
             return
         track.told = True
-        held = any(leg.state is not Leg.DONE for leg in track.own_legs)
+        held = held or any(leg.state is not Leg.DONE for leg in track.own_legs)
         track.held += held
         outcome = Outcome(
             result=result or Result.FAILED,
@@ -378,7 +380,7 @@ def _elsewhere(track: Track, before: Track) -> bool:
     Where the host moves the data it has given the request other blocks by now, and another child can load into them.
     """
     busy = {leg.child for leg in before.legs if leg.state is not Leg.DONE}
-    return track.side is Side.LOAD and track.observed and busy.isdisjoint(track.plan)
+    return track.side is Side.LOAD and track.observed and before.observed and busy.isdisjoint(track.plan)
 
 
 def _unsaid(track: Track, leg: LegRecord, kind: Kind, now: float) -> Failure:

@@ -207,7 +207,9 @@ class Monitor:
         """Whether a host that moves the data itself has given the request other blocks than those still held."""
         touching = {child for child, _, _ in self._touchers((begin.request, begin.side))}
         touching -= {child for request, child in self._unclean if request == begin.request}  # they get no second load
-        return begin.observed and begin.side is Side.LOAD and touching.isdisjoint(begin.plan)
+        held = self._holding.get((begin.request, begin.side), ())
+        observed = begin.observed and all(transfer.begin.observed for transfer in held)
+        return observed and begin.side is Side.LOAD and touching.isdisjoint(begin.plan)
 
     def _report(self, report: Report) -> None:
         attempt = self._attempts.get(report.epoch)
