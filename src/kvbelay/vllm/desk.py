@@ -135,7 +135,7 @@ class Desk:
             if isinstance(answer, Failure):
                 self._fail_begun(child.name, answer, None)
                 self.ledger.children[child.name].circuit.failed(time.monotonic())
-            elif answer is not None:
+            else:
                 metas[child.name] = cast("KVConnectorMetadata", answer)
         self._expire()  # ranks that have nothing to say bring no `update`
         for request in self._ready:

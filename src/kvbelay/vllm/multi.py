@@ -272,13 +272,13 @@ class MultiConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def get_kv_connector_kv_cache_events(self) -> Any:
         for _, events in self.staff.ask("get_kv_connector_kv_cache_events"):
-            if events is not None and not isinstance(events, Failure):
+            if not isinstance(events, Failure):
                 return events
         return None
 
     def get_mem_pool_context(self) -> Any:
         for _, context in self.staff.ask("get_mem_pool_context"):
-            if context is not None and not isinstance(context, Failure):
+            if not isinstance(context, Failure):
                 return context
         return None
 

@@ -122,7 +122,7 @@ class Post:
         metas = {
             child.name: cast("KVConnectorWorkerMetadata", meta)
             for child, meta in self.staff.ask("build_connector_worker_meta")
-            if meta is not None and not isinstance(meta, Failure)
+            if not isinstance(meta, Failure)
         }
         if not (metas or self._reports or self._unavailable or self._failures):
             return None
