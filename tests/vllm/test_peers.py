@@ -52,10 +52,10 @@ def test_a_circuit_a_peer() -> None:
         peers.ended(other, Kind.LANDED, None, 0.0)
     assert not peers.circuit(dead).admits(0.5)
     assert peers.circuit(other).admits(0.5)
-    assert peers.shut("x", 0.5) == 1
+    assert peers.shut(0.5)["x"] == 1
     assert peers.circuit(dead).admit(1.5)
     peers.ended(dead, Kind.LANDED, None, 1.6)
-    assert peers.shut("x", 1.6) == 0
+    assert peers.shut(1.6)["x"] == 0
 
 
 def test_peers_are_bounded() -> None:
@@ -64,7 +64,7 @@ def test_peers_are_bounded() -> None:
     cause = fail(errors.PeerLost("gone"), Where("x", "load"))
     for number in range(3 * LIMIT):
         peers.ended(("x", f"p{number}"), Kind.FAILED, cause, 0.0)
-    assert peers.shut("x", 0.0) == LIMIT
+    assert peers.shut(0.0)["x"] == LIMIT
     assert len(peers._circuits) == LIMIT
     named = peers.named(child(), Request({"remote_engine_id": "p" * 10_000}))
     assert named is not None

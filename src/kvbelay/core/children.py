@@ -88,6 +88,11 @@ class Children:
         child = self._known[name]
         return CircuitState.OPEN if child.held >= self._policy.held_cap else child.circuit.state(now)
 
+    def circuits(self, now: float) -> list[CircuitState]:
+        """The same of all, in the order in which they were added."""
+        cap = self._policy.held_cap
+        return [CircuitState.OPEN if child.held >= cap else child.circuit.state(now) for child in self._known.values()]
+
     def refusal(self, where: Where, now: float) -> Failure | None:
         """Why the child gets no attempt now; None: it is admitted."""
         child = self._known.get(where.child)

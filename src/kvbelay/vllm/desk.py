@@ -82,7 +82,7 @@ class Desk:
     def arrived(self, request: Any) -> None:
         """A request has come."""
         if request.kv_transfer_params is None:
-            self.staff.ask("on_new_request", request)
+            self.staff.asks["on_new_request"](request)
             return
         self.cases.setdefault(request.request_id, Case(request))
         for child in self.staff:
@@ -131,16 +131,16 @@ class Desk:
     def metadata(self, scheduler_output: Any) -> GuardMetadata:
         """What the workers need for this step."""
         metas = {}
-        for child, answer in self.staff.ask("build_connector_meta", scheduler_output):
-            if isinstance(answer, Failure):
+        for child, answer in self.staff.asks["build_connector_meta"](scheduler_output):
+            if type(answer) is Failure:
                 self._fail_begun(child.name, answer, None)
                 self.ledger.children[child.name].circuit.failed(time.monotonic())
             else:
                 metas[child.name] = cast("KVConnectorMetadata", answer)
         self._expire()  # ranks that have nothing to say bring no `update`
-        for request in self._ready:
-            self.outbox.pulses.append((request, Side.LOAD, ""))
-        self._ready.clear()
+        if self._ready:
+            self.outbox.pulses += [(request, Side.LOAD, "") for request in self._ready]
+            self._ready.clear()
         return self.outbox.take(metas)
 
     # The end of a request
@@ -171,7 +171,7 @@ class Desk:
         now = time.monotonic()
         meta = output.kv_connector_worker_meta
         ended: list[Report] = []
-        if isinstance(meta, GuardWorkerMetadata):
+        if type(meta) is GuardWorkerMetadata:
             self._learn(meta, now)
             for report in in_order(meta.reports):
                 if self._heard.ended(report):
@@ -182,11 +182,11 @@ class Desk:
         _tell_children(self.staff, output, meta, ended)
         output.finished_recving = received or None
         output.finished_sending = sent or None
-        for request in (*received, *sent):
+        for request in received | sent:
             case = self.cases.get(request)
             if case is not None and case.over:
                 self._drop(case)
-        for child in self.staff:
+        for child in self.staff.serving:
             if child.spent_s:  # the other hooks' part; look-ups are told at once
                 self.ledger.children[child.name].circuit.spent(child.take_spent(), now)
 
@@ -212,9 +212,10 @@ class Desk:
 
     def _expire(self) -> None:
         """Act on what is overdue; what is called off here is held at once."""
+        if self.ledger.due() is None:
+            return
         for drains in range(1, 3):
-            if self.ledger.due() is not None:
-                self._act(self.ledger.expire(time.monotonic() + 2 * drains * NOW_S))
+            self._act(self.ledger.expire(time.monotonic() + 2 * drains * NOW_S))
 
     def _enlist(self, child: Guarded, cause: Failure | None) -> None:
         self.ledger.children.add(child.name, epochs=False, unavailable=cause, judged=not child.pulls)
@@ -233,10 +234,10 @@ class Desk:
 
     def _let_through(self, output: Any) -> tuple[set[str], set[str]]:
         """The completions of a step that the host may hear: received, and sent."""
-        received: set[str] = set()
-        if output.finished_recving or self._ready:
-            pulses, self._ready = {*(output.finished_recving or ()), *self._ready}, set()
-            received = {request for request in pulses if self._received(request, output.failed_recving)}
+        if not (output.finished_recving or output.finished_sending or self._ready):
+            return set(), set()
+        pulses, self._ready = {*(output.finished_recving or ()), *self._ready}, set()
+        received = {request for request in pulses if self._received(request, output.failed_recving)}
         return received, {request for request in output.finished_sending or () if self._sent(request)}
 
     def _begin_load(self, case: Case, child: Guarded, tokens: int, written: frozenset[int]) -> None:
@@ -393,10 +394,10 @@ class Desk:
 
 def _tell_children(staff: Staff, output: Any, meta: object, ended: list[Report]) -> None:
     """Each child hears its own completions and its own metadata, and nobody else's."""
-    theirs = meta.children if isinstance(meta, GuardWorkerMetadata) else {}
+    theirs = meta.children if type(meta) is GuardWorkerMetadata else {}
     if not ended and not theirs:
         output.finished_recving = output.finished_sending = output.kv_connector_worker_meta = None
-        staff.ask("update_connector_output", output)
+        staff.asks["update_connector_output"](output)
     else:
         for child in staff:
             mine = [report for report in ended if report.child == child.name]

@@ -17,23 +17,21 @@ class Gauges:
 
     def __init__(self, series: Series, staff: Staff, ledger: Ledger, peers: Peers, quarantine: Quarantine) -> None:
         self._series = series
-        self._staff = staff
         self._ledger = ledger
         self._peers = peers
         self._quarantine = quarantine
-        self._shown: tuple[int, dict[str, CircuitState], dict[str, int]] | None = None
+        self._pullers = tuple(name for name, child in staff.all.items() if child.pulls)
+        self._shown: tuple[object, ...] = ()
 
     def show(self, now: float) -> None:
         """Bring the series up to date."""
-        children = self._ledger.children
-        circuits = {name: children.circuit(name, now) for name in children}
-        peers = {name: self._peers.shut(name, now) for name in children if self._staff[name].pulls}
+        circuits, peers = self._ledger.children.circuits(now), self._peers.shut(now)
         shown = (len(self._quarantine), circuits, peers)
         if shown == self._shown:
             return
         self._shown = shown
-        self._series.show("quarantined_blocks", value=shown[0])
-        for name, state in circuits.items():
+        self._series.show("quarantined_blocks", value=len(self._quarantine))
+        for name, state in zip(self._ledger.children, circuits, strict=True):
             self._series.show("circuit_open", name, value=OPENNESS[state])
-        for name, shut in peers.items():
-            self._series.show("peers_open", name, value=shut)
+        for name in self._pullers:
+            self._series.show("peers_open", name, value=peers.get(name, 0))

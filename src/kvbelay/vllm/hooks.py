@@ -156,10 +156,10 @@ def _method(hook: Hook) -> Callable[..., Any]:
         if kwargs:
             answers = [child.ask(name, *args, **kwargs) for child in self.staff]
         elif unheard:
-            self.staff.ask(name, *args)
+            self.staff.asks[name](*args)
             return None
         else:
-            answers = [answer for _, answer in self.staff.ask(name, *args)]
+            answers = [answer for _, answer in self.staff.asks[name](*args)]
         if hook.fatal:
             self.out_of_service(answers)
         if hook.rule is Rule.EACH:

@@ -88,10 +88,9 @@ class MultiConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         options = guard_options(vllm_config.kv_transfer_config.kv_connector_extra_config)
         self._series = Series()
         children = start_children(vllm_config, role, kv_cache_config, self._series)
-        self._desk: Desk | None = None
-        self._post: Post | None = None
+        self._side: Desk | Post
         if role is KVConnectorRole.SCHEDULER:
-            self._desk = Desk(
+            self._side = self.desk = Desk(
                 children,
                 options,
                 self._series,
@@ -101,31 +100,10 @@ class MultiConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             _greet(children, sync_is_safe=host.sync_loads_are_safe(vllm_config, kv_cache_config))
         else:
             one_group = host.groups(kv_cache_config) == 1
-            self._post = Post(children, self._series, rank=host.rank(vllm_config), one_group=one_group)
+            self._side = self.post = Post(children, self._series, rank=host.rank(vllm_config), one_group=one_group)
             if host.version() in host.TESTED:  # known to pass these arguments alone, for each layer: a call is saved
-                post = self._post
-                self.__dict__.update(wait_for_layer_load=post.wait_for_layer, save_kv_layer=post.save_layer)
+                self.__dict__.update(wait_for_layer_load=self.post.wait_for_layer, save_kv_layer=self.post.save_layer)
         self.staff = self._side.staff
-
-    @property
-    def _side(self) -> Desk | Post:
-        return self._desk or self.post
-
-    @property
-    def desk(self) -> Desk:
-        """The scheduler's side."""
-        if self._desk is None:
-            msg = "this is a worker's connector"
-            raise errors.InvalidBatch(msg)
-        return self._desk
-
-    @property
-    def post(self) -> Post:
-        """A worker's side."""
-        if self._post is None:
-            msg = "this is the scheduler's connector"
-            raise errors.InvalidBatch(msg)
-        return self._post
 
     @property
     def sub_connectors(self) -> list[KVConnectorBase_V1]:
@@ -147,7 +125,7 @@ class MultiConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
         self.desk.quarantine.manager = kv_cache_manager
-        self.out_of_service(answer for _, answer in self.staff.ask("bind_kv_cache_manager", kv_cache_manager))
+        self.out_of_service(answer for _, answer in self.staff.asks["bind_kv_cache_manager"](kv_cache_manager))
 
     def on_new_request(self, request: Any) -> None:
         self.desk.arrived(request)
@@ -191,7 +169,7 @@ class MultiConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return self.desk.finished(request, ask)
 
     def has_pending_push_work(self) -> bool:
-        answers = self.staff.ask("has_pending_push_work")
+        answers = self.staff.asks["has_pending_push_work"]()
         return self.desk.pending() or any(answer is True for _, answer in answers)
 
     @property
@@ -205,8 +183,8 @@ class MultiConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def take_events(self) -> Iterable[Any]:
         events: list[Any] = []
-        for child, said in self.staff.ask("take_events"):
-            if isinstance(said, Failure) or (type(said) in {tuple, list} and not said):
+        for child, said in self.staff.asks["take_events"]():
+            if type(said) is Failure or (type(said) in {tuple, list} and not said):
                 continue
             taken = call(lambda said=said: list(said), Where(child.name, "take_events"))  # type: ignore[misc, call-overload]
             if isinstance(taken, Failure):
@@ -226,7 +204,7 @@ class MultiConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     # A worker's side
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
-        answers = self.staff.ask("get_handshake_metadata")
+        answers = self.staff.asks["get_handshake_metadata"]()
         given = {child.name: said for child, said in answers if isinstance(said, KVConnectorHandshakeMetadata)}
         return GuardHandshake(given) if given else None
 
@@ -239,7 +217,7 @@ class MultiConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         super().clear_connector_metadata()
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
-        if not isinstance(kv_connector_metadata, GuardMetadata):
+        if type(kv_connector_metadata) is not GuardMetadata:
             return
         self.staff.give("handle_preemptions", kv_connector_metadata.children)
 
@@ -271,13 +249,13 @@ class MultiConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return None
 
     def get_kv_connector_kv_cache_events(self) -> Any:
-        for _, events in self.staff.ask("get_kv_connector_kv_cache_events"):
+        for _, events in self.staff.asks["get_kv_connector_kv_cache_events"]():
             if not isinstance(events, Failure):
                 return events
         return None
 
     def get_mem_pool_context(self) -> Any:
-        for _, context in self.staff.ask("get_mem_pool_context"):
+        for _, context in self.staff.asks["get_mem_pool_context"]():
             if not isinstance(context, Failure):
                 return context
         return None
@@ -289,7 +267,7 @@ class MultiConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def get_kv_connector_stats(self) -> GuardStats | None:
         parts: dict[str, Any] = {}
-        for child, stats in self.staff.ask("get_kv_connector_stats"):
+        for child, stats in self.staff.asks["get_kv_connector_stats"]():
             if isinstance(stats, KVConnectorStats):
                 parts[child.name] = stats
         self._side.show()

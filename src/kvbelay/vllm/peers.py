@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ LIMIT = 1024
 NAME = 128
 """Characters of a peer's name that count."""
 
+NONE: Counter[str] = Counter()
 
 Peer = tuple[str, str]
 """Child, and the engine's own name."""
@@ -51,7 +53,8 @@ class Peers:
         if circuit.state(now) is not CircuitState.CLOSED:
             self._blamed.add(peer)
 
-    def shut(self, child: str, now: float) -> int:
-        """How many of the child's peers are left alone or probed."""
-        self._blamed = {peer for peer in self._blamed if self._circuits[peer].state(now) is not CircuitState.CLOSED}
-        return sum(peer[0] == child for peer in self._blamed)
+    def shut(self, now: float) -> Counter[str]:
+        """How many peers of each child are left alone or probed."""
+        if self._blamed:
+            self._blamed = {peer for peer in self._blamed if self._circuits[peer].state(now) is not CircuitState.CLOSED}
+        return Counter(child for child, _ in self._blamed) if self._blamed else NONE

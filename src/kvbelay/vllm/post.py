@@ -66,7 +66,7 @@ class Post:
 
     def bind(self, meta: object) -> None:
         """A step begins."""
-        self.step = step = meta if isinstance(meta, GuardMetadata) else GuardMetadata()
+        self.step = step = meta if type(meta) is GuardMetadata else NO_STEP
         for request, side in step.forget:
             self._forget(request, side)
         now = time.monotonic() if step.orders else 0.0
@@ -78,7 +78,7 @@ class Post:
             if child is None:
                 cause = self.staff[order.child].cause if order.child in self.staff else None
                 self._settle(order, Kind.FAILED, cause)
-        self._in_step = [child for child in self.staff if child.name in step.children]
+        self._in_step = [child for child in self.staff.serving if child.name in step.children]
         for child, answer in self.staff.give("bind_connector_metadata", step.children):
             if isinstance(answer, Failure):  # what it has not heard it does not begin
                 self._in_step.remove(child)
@@ -89,7 +89,7 @@ class Post:
         if kwargs or len(self._in_step) < len(self.staff):
             answers = [(child, child.ask("start_load_kv", forward_context, **kwargs)) for child in self._in_step]
         else:
-            answers = self.staff.ask("start_load_kv", forward_context)
+            answers = self.staff.asks["start_load_kv"](forward_context)
         for child, answer in answers:
             if isinstance(answer, Failure):  # it may have begun some
                 self._fail_begun(child, Kind.BROKEN, answer)
@@ -119,13 +119,12 @@ class Post:
 
     def report(self) -> GuardWorkerMetadata | None:
         """What the scheduler has to know of this step."""
-        metas = {
-            child.name: cast("KVConnectorWorkerMetadata", meta)
-            for child, meta in self.staff.ask("build_connector_worker_meta")
-            if not isinstance(meta, Failure)
-        }
-        if not (metas or self._reports or self._unavailable or self._failures):
+        said = self.staff.asks["build_connector_worker_meta"]()
+        if not (said or self._reports or self._unavailable or self._failures):
             return None
+        metas = {
+            child.name: cast("KVConnectorWorkerMetadata", meta) for child, meta in said if type(meta) is not Failure
+        }
         up = GuardWorkerMetadata(
             reports=frozenset(self._reports),
             children=metas,
@@ -141,15 +140,15 @@ class Post:
 
     def clear(self) -> None:
         """A step ends."""
-        self.staff.ask("clear_connector_metadata")
+        self.staff.asks["clear_connector_metadata"]()
         self.step = NO_STEP
 
     def _ask_results(self, finished: set[str]) -> None:
         """Completions, then block errors: asked in the other order, a failed load passes for a good one."""
-        said = self.staff.ask("get_transfer_results", finished)
-        blamed = self.staff.ask("get_block_ids_with_load_errors")
+        said = self.staff.asks["get_transfer_results"](finished)
+        blamed = self.staff.asks["get_block_ids_with_load_errors"]()
         for child, blocks in blamed:
-            if _is_empty(blocks):
+            if type(blocks) is set and not blocks:
                 continue
             checked = child.checked("get_block_ids_with_load_errors", blocks, _are_ids)
             if not isinstance(checked, Failure):
@@ -227,10 +226,6 @@ class Post:
     def _keep(self, report: Report | None) -> None:
         if report is not None:
             self._reports.append(report)
-
-
-def _is_empty(said: object) -> bool:
-    return type(said) is set and not said
 
 
 def _is_quiet(said: Any) -> bool:

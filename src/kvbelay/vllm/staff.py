@@ -23,14 +23,18 @@ class Staff:
     def __init__(self, children: list[Guarded]) -> None:
         self.all = {child.name: child for child in children}
         self._hooks: dict[str, _Hook] = {}
-        self._serving: tuple[Guarded, ...] = ()
+        self.asks = _Asks(self._hook)
+        """By hook: asks the serving children, and gives what they answer; a `Failure` for one that raised, which is
+        logged and counted. None is no answer, and left out, unless the hook is one of `DUE`.
+        """
+        self.serving: tuple[Guarded, ...] = ()
         self.changed()
 
     def __iter__(self) -> Iterator[Guarded]:
-        return iter(self._serving)
+        return iter(self.serving)
 
     def __len__(self) -> int:
-        return len(self._serving)
+        return len(self.serving)
 
     def __getitem__(self, name: str) -> Guarded:
         return self.all[name]
@@ -45,36 +49,47 @@ class Staff:
 
     def changed(self) -> None:
         """A child serves no more."""
-        self._serving = tuple(child for child in self.all.values() if child.connector is not None)
-        self._hooks.clear()
-
-    def ask(self, hook: str, *args: object) -> list[tuple[Guarded, object]]:
-        """What the serving children answer; a `Failure` for one that raised, which is logged and counted.
-
-        None is no answer, and left out, unless the hook is one of `DUE`.
-        """
-        return (self._hooks.get(hook) or self._hook(hook)).ask(*args)
+        self.serving = tuple(child for child in self.all.values() if child.connector is not None)
+        for hook in self._hooks.values():
+            hook.look_up(self.serving)
 
     def give(self, hook: str, things: Mapping[str, object]) -> list[tuple[Guarded, object]]:
-        """The same, where each child is given what stands under its name, and others are not asked."""
-        asked = self._hooks.get(hook) or self._hook(hook)
+        """Ask, where each child is given what stands under its name, and others are not asked."""
+        asked = self._hook(hook)
         return hand([(child, do, things[child.name]) for child, do in asked.calls if child.name in things], asked)
 
     def _hook(self, name: str) -> _Hook:
-        hook = self._hooks[name] = _Hook(name, self._serving)
+        hook = self._hooks.get(name)
+        if hook is None:
+            hook = self._hooks[name] = _Hook(name)
+            hook.look_up(self.serving)
         return hook
+
+
+class _Asks(dict[str, Callable[..., list[tuple[Guarded, object]]]]):
+    """A dictionary, since to find an entry takes no call of ours; entries are made when they are first asked for."""
+
+    def __init__(self, make: Callable[[str], _Hook]) -> None:
+        self._make = make
+
+    def __missing__(self, hook: str) -> Callable[..., list[tuple[Guarded, object]]]:
+        ask = self[hook] = self._make(hook).ask
+        return ask
 
 
 class _Hook:
     """One hook of all children that serve."""
 
-    def __init__(self, name: str, children: tuple[Guarded, ...]) -> None:
+    def __init__(self, name: str) -> None:
         self.clock = time.perf_counter
         self.slow_s = SLOW_S
         self.nothing: object = self if name in DUE else None
-        self.calls = [(child, method_of(child.connector, name)) for child in children]
+        self.calls: list[tuple[Guarded, Callable[..., object]]] = []
         self.ask = gather(self.calls, self)
         self._name = name
+
+    def look_up(self, children: tuple[Guarded, ...]) -> None:
+        self.calls[:] = [(child, method_of(child.connector, self._name)) for child in children]
 
     def failed(self, child: Guarded, exc: BaseException) -> Failure:
         failure = describe(exc, Where(child.name, self._name))
