@@ -12,6 +12,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import gc
+import importlib
 import multiprocessing
 import os
 import select
@@ -281,8 +283,22 @@ class Engines:
         self._templates.clear()
 
 
+def _prime(models: Path) -> None:
+    """Build an engine in this process, and end it: what is imported and registered by then, each fork has at once."""
+    from vllm.distributed import cleanup_dist_env_and_memory  # noqa: PLC0415 # after the environment is set
+    from vllm.platforms import current_platform  # noqa: PLC0415 # the same
+
+    Engine(Spec(which="plain"), models, {}).shut_down()
+    cleanup_dist_env_and_memory()
+    type(current_platform).register_triton_kernel_overrides = staticmethod(lambda: None)  # a second time is as slow
+    for module in ("kvbelay.vllm.multi", "vllm.distributed.kv_transfer.kv_connector.v1.multi_connector"):
+        importlib.import_module(module)
+    gc.freeze()  # an engine's start collects garbage five times
+
+
 @contextlib.contextmanager
 def engines(folder: Path, models: Path, ask: Case) -> Iterator[Engines]:
+    _prime(models)
     standing = Engines(folder, models, ask)
     try:
         yield standing
