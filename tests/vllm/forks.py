@@ -288,9 +288,12 @@ def _prime(models: Path) -> None:
     from vllm.distributed import cleanup_dist_env_and_memory  # noqa: PLC0415 # after the environment is set
     from vllm.platforms import current_platform  # noqa: PLC0415 # the same
 
+    from vllm import envs  # noqa: PLC0415 # the same
+
     Engine(Spec(which="plain"), models, {}).shut_down()
     cleanup_dist_env_and_memory()
     type(current_platform).register_triton_kernel_overrides = staticmethod(lambda: None)  # a second time is as slow
+    envs.environment_variables["VLLM_WORKER_MULTIPROC_METHOD"] = lambda: "fork"  # workers of several ranks, too
     for module in ("kvbelay.vllm.multi", "vllm.distributed.kv_transfer.kv_connector.v1.multi_connector"):
         importlib.import_module(module)
     gc.freeze()  # an engine's start collects garbage five times
