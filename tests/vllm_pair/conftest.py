@@ -78,8 +78,8 @@ else:
         def make(folder: Path) -> Trio:
             return Trio(
                 prefill=server("prefill", folder, {}, 32),
-                decode=server("decode", folder, {"load_s": LOAD_S}, 64),
-                stock=server("stock", folder, None, 64),
+                decode=server("decode", folder, {"load_s": LOAD_S}, 40),
+                stock=server("stock", folder, None, 40),
                 plain=plain,
             )
 

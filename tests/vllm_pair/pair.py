@@ -11,7 +11,7 @@ from dance import Answer, Plain, complete, decode, prefill
 from server import BLOCK, Server, until
 
 FLOAT32 = 4
-LOAD_S = 8.0
+LOAD_S = 7.0
 """The guard's deadline of a load, longer than the 5 s after which NIXL gives a dead peer's handshake up."""
 SETTLE_S = 60.0
 """By when nothing may be left of a test."""

@@ -62,11 +62,12 @@ class Server:
         self.port, self.side_port = free_port(), free_port()
         self._children = list(children)
         self._options = dict(options or {})
-        self._blocks = blocks
+        self.blocks = blocks
         self._more = dict(environment or {})
         self._before = before
         self._process: BaseProcess | None = None
-        self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=180.0)
+        limits = httpx.Limits(keepalive_expiry=1.0)  # the server hangs up on a connection that is idle for 5 s
+        self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=180.0, limits=limits)
 
     @property
     def running(self) -> bool:
@@ -80,8 +81,8 @@ class Server:
         arguments += ["--block-size", str(BLOCK), "--max-model-len", "512", "--max-num-seqs", "32"]
         if self._children:
             arguments += ["--kv-transfer-config", json.dumps(self._transfer_config())]
-        if self._blocks is not None:
-            arguments += ["--num-gpu-blocks-override", str(self._blocks)]
+        if self.blocks is not None:
+            arguments += ["--num-gpu-blocks-override", str(self.blocks)]
         environment = self._environment()
         self._process = forks().Process(target=serve, args=(arguments, environment, self.log_path, self._before))
         self._process.start()

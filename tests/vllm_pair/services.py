@@ -91,4 +91,8 @@ def mooncake_client(folder: Path, master: Service) -> dict[str, str]:
         "local_buffer_size": "64MB",
     }
     path.write_text(json.dumps(config))
-    return {"MOONCAKE_CONFIG_PATH": str(path)}
+    return {
+        "MOONCAKE_CONFIG_PATH": str(path),
+        "MC_TCP_PROGRESS_TIMEOUT_SEC": "3",  # for a part of an engine that is gone; 30 s by default
+        "MC_TCP_STATUS_TIMEOUT_SEC": "3",
+    }

@@ -62,13 +62,13 @@ def test_killed_in_the_middle_of_twenty(trio: Trio) -> None:
     with ThreadPoolExecutor(len(numbers)) as pool:
         answers = {number: pool.submit(dance, number) for number in numbers}
         until(lambda: len(turns) >= LATE.stop - 1, "some are under way", SETTLE_S)
+        until(lambda: loaded(trio.decode) > before[0], "one has been pulled", SETTLE_S)
         trio.prefill.freeze()
         go.set()  # the late ones pull from now on, and get nothing
         until(lambda: trio.loads() >= len(LATE), "they wait for their KV", SETTLE_S)
         trio.prefill.kill()
         for number, answer in answers.items():
             trio.right(number, answer.result())
-    assert loaded(trio.decode) > before[0]
     assert failures(trio.decode, "TransferFailed") >= before[1] + len(LATE)
 
 
