@@ -16,7 +16,7 @@ from typing import IO, Any, NamedTuple
 import msgspec
 import pytest
 
-from kvbelay.connectors.stream import BACKEND, StreamConfig, StreamConnector
+from kvbelay.connectors.stream import BACKEND, StreamConfig, StreamConnector, near
 from kvbelay.core.model import BatchId, Fingerprint, Layout, Ticket, TransferBatch, chain_prefix
 from kvbelay.runtime.deadline import Until
 from kvbelay.testing.conformance.scattered import Scattered, Shape
@@ -73,7 +73,7 @@ class Rig:
 
     def address(self, name: str = "source") -> str:
         """Where a source may listen."""
-        return f"unix://{self.scratch}/{name}" if self.kind == "unix" else "tcp://127.0.0.1:0"
+        return f"unix://{self.scratch}/{name}" if self.kind != "tcp" else "tcp://127.0.0.1:0"
 
     def open(self, fingerprint: Fingerprint = FINGERPRINT, **config: Any) -> StreamConnector:
         """A connector named "near"."""
@@ -125,9 +125,11 @@ def _pipe(pipe: IO[str] | None) -> IO[str]:
     return pipe
 
 
-@pytest.fixture(params=["unix", "tcp"])
-def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
-    """Everything on unix sockets, then on TCP."""
+@pytest.fixture(params=["near", "unix", "tcp"])
+def rig(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    """Everything on unix sockets, whose readers read the source's memory; on those where this is forbidden; on TCP."""
+    if request.param == "unix":
+        monkeypatch.setattr(near, "_readv", None)
     scratch = Path(tempfile.mkdtemp(prefix="kb"))  # short enough for a unix socket
     made = Rig(request.param, scratch)
     try:

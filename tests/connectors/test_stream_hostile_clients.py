@@ -31,7 +31,7 @@ from kvbelay.connectors.stream.frames import (
 from kvbelay.connectors.stream.server import Server
 from kvbelay.connectors.stream.shelf import Shelf
 from kvbelay.connectors.stream.sockets import Listener, parse
-from kvbelay.core.model import BatchResult
+from kvbelay.core.model import BatchResult, TransferBatch
 from kvbelay.runtime.deadline import Until
 
 SMALL = [(3, 256)]
@@ -139,7 +139,7 @@ def test_slow_clients(rig: Any, raw: Any, impatient: tuple[Server, Shelf]) -> No
     server, shelf = impatient
     address = str(server._listener.address)
     memory = [[memoryview(bytes(CHUNK))] for _ in range(64)]
-    shelf.publish(rig.identity(), 64 * CHUNK, bytes(16), memory)
+    shelf.publish(TransferBatch(rig.identity(), "put", 1, ()), 64 * CHUNK, bytes(16), memory)
     hello = greeting(rig)
     silent, trickling, stuck, deaf, idle = (raw(address) for _ in range(5))
     stuck.sendall(hello + encode(Ping())[:7])

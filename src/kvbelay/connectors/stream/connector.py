@@ -12,8 +12,9 @@ from typing import Annotated, ClassVar, TypeVar
 import msgspec
 
 from kvbelay.connectors.port import Deadline
-from kvbelay.connectors.spans import batch_nbytes, chunked, combine, digest_chunk, pieces
-from kvbelay.connectors.stream.fetch import fetch, stripes_for
+from kvbelay.connectors.spans import batch_nbytes, chunked, digest_chunk, pieces
+from kvbelay.connectors.stream import near
+from kvbelay.connectors.stream.fetch import fetch
 from kvbelay.connectors.stream.frames import (
     ANSWER,
     MAX_IDS,
@@ -36,6 +37,7 @@ from kvbelay.connectors.stream.pool import Pool
 from kvbelay.connectors.stream.server import Server
 from kvbelay.connectors.stream.shelf import Shelf
 from kvbelay.connectors.stream.sockets import Address, Listener, parse
+from kvbelay.connectors.stream.stripes import Stripes, stripes_for
 from kvbelay.core.model import BatchId, BatchResult, Fingerprint, Miss, Ticket, TransferBatch
 from kvbelay.errors import (
     Closed,
@@ -81,7 +83,7 @@ class StreamConnector:
         self._child = child
         self._fingerprint = fingerprint.digest()
         self._peers = tuple(parse(text, field=f"peers[{index}]") for index, text in enumerate(config.peers))
-        hello = Hello(fingerprint, secrets.randbits(63))
+        hello = Hello(fingerprint, secrets.randbits(63), near.beacon())
         self._incarnation = hello.incarnation
         self._closed = threading.Event()
         listener = None if config.listen is None else Listener(parse(config.listen, field="listen"), field="listen")
@@ -129,11 +131,16 @@ class StreamConnector:
                 raise ConfigError("this connector only reads", field="listen", remedy="give it an address to listen on")
             self._check(batch.id)
             chunks = chunked(pieces(batch.spans))
-            digests: list[bytes] = []
-            for chunk in chunks:
-                within.remaining_s()
-                digests.append(digest_chunk(chunk))
-            return self._shelf.publish(batch.id, batch_nbytes(batch), combine(digests), chunks)
+            nbytes = batch_nbytes(batch)
+            stripes = stripes_for(nbytes, self._connections)
+            work = Stripes(len(chunks))
+
+            def digest(stripe: int) -> None:
+                for index in range(stripe, len(chunks), stripes):
+                    within.remaining_s()
+                    work.digests[index] = digest_chunk(chunks[index])
+
+            return self._shelf.publish(batch, nbytes, work.run(digest, stripes, self._crew), chunks)
 
     def get(self, batch: TransferBatch, ticket: Ticket, within: Deadline) -> BatchResult | Miss:
         with self._named("get", batch.request):
@@ -147,7 +154,11 @@ class StreamConnector:
             ask = within.remaining_s
             with self._pool.borrow(_issuer(ticket), count, ask, incarnation=ticket.incarnation) as links:
                 self._check(batch.id)  # after the peer's greeting, which may name the field that differs
-                landed = fetch(links, ticket, views, ask=ask, crew=self._crew)
+                landed = None
+                if links[0].near:
+                    landed = near.read(links[0], ticket, batch.spans, views, stripes=count, ask=ask, crew=self._crew)
+                if landed is None:
+                    landed = fetch(links, ticket, views, ask=ask, crew=self._crew)
         return BatchResult(nbytes=nbytes, source_digest=ticket.digest, landed_digest=landed)
 
     def release(self, ticket: Ticket, within: Deadline) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import select
 import socket
+import struct
 import threading
 from collections.abc import Callable, Sequence
 from typing import TypeAlias, TypeVar
@@ -19,6 +20,9 @@ from kvbelay.errors import PeerLost
 
 IOV_MAX = 1024
 """Most buffers that Linux takes in one sendmsg or recvmsg."""
+
+_CREDENTIALS = struct.Struct("@iII")
+"""Linux's ``struct ucred``: pid, uid, gid."""
 
 Ask: TypeAlias = Callable[[], object]
 T = TypeVar("T")
@@ -34,6 +38,8 @@ class Link:
         self.peer = peer
         self.incarnation = 0
         """Of the peer, once it has said hello."""
+        self.near = 0
+        """The peer's process, if its memory can be read; see `kvbelay.connectors.stream.near`."""
         self._sock = sock
         self._lock = threading.Lock()
 
@@ -84,6 +90,15 @@ class Link:
         poller = select.poll()
         poller.register(self._sock, select.POLLIN)
         return bool(poller.poll(None if timeout_s is None else timeout_s * 1000))
+
+    def peer_pid(self) -> int:
+        """The process that listens at the other end of a unix socket, as the system names it; 0: nobody knows."""
+        if self._sock.family != socket.AF_UNIX:
+            return 0
+        pid: int = _CREDENTIALS.unpack(self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[
+            0
+        ]
+        return pid
 
     def shutdown(self) -> None:
         """End the connection both ways; whoever sends or receives on it stops at once."""

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from kvbelay.connectors.stream.frames import ANSWER, Hello, Refused, error_of
 from kvbelay.connectors.stream.link import Ask, Link
+from kvbelay.connectors.stream.near import reaches
 from kvbelay.connectors.stream.sockets import Address, dial
 from kvbelay.errors import Closed, FingerprintMismatch, PeerLost, PeerRestarted, ProtocolViolation
 
@@ -108,6 +109,7 @@ class Pool:
             msg = f"{link.peer} holds KV of another model or layout: {field} differs"
             raise FingerprintMismatch(msg, field=field, remedy="run the same model and layout on both sides")
         link.incarnation = answer.incarnation
+        link.near = reaches(link, answer.beacon)
 
     def _give_back(self, peer: Address, links: list[Link], *, keep: bool) -> None:
         with self._changed:

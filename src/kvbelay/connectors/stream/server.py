@@ -10,21 +10,26 @@ import time
 
 from kvbelay.connectors.stream.frames import (
     HELLO,
+    MAX_PIECES,
     MAX_TEXT,
     REQUEST,
+    Borrow,
     Done,
     Found,
     Hello,
     Lookup,
+    Placed,
     Read,
     Refused,
     Release,
     Request,
+    Return,
     Sending,
     encode,
     stripe_nbytes,
 )
 from kvbelay.connectors.stream.link import Ask, Link
+from kvbelay.connectors.stream.near import WORDS, places
 from kvbelay.connectors.stream.shelf import Entry, Shelf
 from kvbelay.connectors.stream.sockets import Listener, tune
 from kvbelay.errors import (
@@ -183,6 +188,11 @@ class Server:
             self._read(link, request)
         elif isinstance(request, Lookup):
             link.send(Found(self._shelf.find(request.ids)), self._limit())
+        elif isinstance(request, Borrow):
+            self._lend(link, request)
+        elif isinstance(request, Return):
+            msg = f"{link.peer} returns what it has not borrowed"
+            raise ProtocolViolation(msg)
         else:
             if isinstance(request, Release):
                 self._shelf.end(request.ticket, cut=False)
@@ -201,6 +211,27 @@ class Server:
                 self._send(link, entry, request, wanted)
         except TicketExpired as exc:
             if announced:  # bytes are owed that will not come: only the end of the connection can say so
+                raise
+            link.send(Refused("gone", exc.what[:MAX_TEXT]), self._limit())
+
+    def _lend(self, link: Link, request: Borrow) -> None:
+        told = False
+        try:
+            with self._shelf.reading(request.ticket, request.batch, link) as (entry, wanted):
+                table = places(entry.spans)
+                count = 0 if table is None or len(table) > WORDS * MAX_PIECES else len(table) // WORDS
+                link.send(Placed(count), self._limit())
+                if table is None or not count:
+                    return
+                told = True
+                link.send_views([memoryview(table).cast("B")], self._limit())
+                if not isinstance(link.receive(REQUEST, wanted), Return):
+                    msg = f"{link.peer} asks for something else before it has returned what it borrowed"
+                    raise ProtocolViolation(msg)
+                wanted()
+                link.send(Done(), self._limit())
+        except TicketExpired as exc:
+            if told:  # what it reads from now on is not the batch: the end of the connection says so
                 raise
             link.send(Refused("gone", exc.what[:MAX_TEXT]), self._limit())
 
