@@ -155,6 +155,11 @@ def tcp() -> Iterator[Rig]:
 
 
 @pytest.fixture(scope="session")
+def certify() -> Callable[..., Path]:
+    return certificates
+
+
+@pytest.fixture(scope="session")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with authority.pem, node.pem and node.key, made by the commands of docs/stream.md."""
     return certificates(tmp_path_factory.mktemp("authority"))
@@ -174,10 +179,6 @@ def certificates(folder: Path, addresses: str = "IP:127.0.0.1") -> Path:
     return folder
 
 
-def tls_of(folder: Path, **changes: str) -> TlsConfig:
-    return TlsConfig(str(folder / "node.pem"), str(folder / "node.key"), str(folder / "authority.pem"), **changes)
-
-
 @pytest.fixture
 def token_file(tmp_path: Path) -> str:
     """A token, made by the command of docs/stream.md."""
@@ -189,7 +190,8 @@ def token_file(tmp_path: Path) -> str:
 @pytest.fixture
 def kinds(authority: Path, token_file: str) -> dict[str, dict[str, Any]]:
     """What a configuration says for each kind of trust."""
-    return {"plain": {}, "token": {"token_file": token_file}, "tls": {"tls": tls_of(authority)}}
+    tls = TlsConfig(*(str(authority / name) for name in ("node.pem", "node.key", "authority.pem")))
+    return {"plain": {}, "token": {"token_file": token_file}, "tls": {"tls": tls}}
 
 
 @pytest.fixture(params=["token", "tls"])

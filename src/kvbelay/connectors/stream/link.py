@@ -23,6 +23,8 @@ IOV_MAX = 1024
 
 _CREDENTIALS = struct.Struct("@iII")
 """Linux's ``struct ucred``: pid, uid, gid."""
+_NO_LINGER = struct.pack("@ii", 1, 0)
+"""Linux's ``struct linger``: on, no seconds."""
 
 Ask: TypeAlias = Callable[[], object]
 T = TypeVar("T")
@@ -122,6 +124,14 @@ class Link:
         """End the connection both ways; whoever sends or receives on it stops at once."""
         with self._lock, contextlib.suppress(OSError):  # the peer may have ended it, or we ourselves
             socket.socket.shutdown(self._sock, socket.SHUT_RDWR)  # a TLS socket's own would let it go on in the clear
+
+    def abort(self) -> None:
+        """Like `close`, and what the peer has not taken yet is dropped: else the system keeps it for as long as he
+        takes.
+        """
+        with self._lock, contextlib.suppress(OSError):  # closed already
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+            self._sock.close()
 
     def close(self) -> None:
         """Give the descriptor back. Idempotent."""

@@ -140,6 +140,9 @@ class Server:
                 link.wait(None)
                 self._clients.wake(link)
                 self._answer(link, link.receive(REQUEST, self._limit()))
+        except DeadlineExceeded as exc:
+            _log.info("connector %r cuts off a connection: %s", self._child, exc)
+            link.abort()
         except PeerLost:
             pass  # its readers come back by themselves
         except KvbelayError as exc:
