@@ -95,7 +95,7 @@ class Rig:
         memory = Scattered(shape, seed=seed)
         return Part(TransferBatch(self.identity(index), f"request-{index}", 1, memory.spans), memory)
 
-    def peer(self, shape: Shape, *, count: int = 1, seed: int = 1, listen: str = "") -> Peer:
+    def peer(self, shape: Shape, *, count: int = 1, seed: int = 1, listen: str = "", **config: Any) -> Peer:
         """A source in a process of its own that has put ``count`` batches, the index-th filled from seed + index."""
         ids = [msgspec.msgpack.encode(self.identity(index)).hex() for index in range(count)]
         spec = {
@@ -104,6 +104,7 @@ class Rig:
             "ids": ids,
             "shape": shape,
             "seed": seed,
+            "config": msgspec.to_builtins(config),
         }
         process = subprocess.Popen(
             [sys.executable, str(PEER), json.dumps(spec)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

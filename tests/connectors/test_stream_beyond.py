@@ -15,6 +15,8 @@ import pytest
 
 from kvbelay.connectors.spans import CHUNK
 from kvbelay.connectors.stream import BACKEND, StreamConfig
+from kvbelay.connectors.stream.frames import ANSWER, Borrow, Placed, number_of
+from kvbelay.connectors.stream.sockets import parse
 from kvbelay.core.model import BatchResult
 from kvbelay.errors import AuthenticationFailed, Cancelled, Closed, ConfigError, KvbelayError, PeerLost
 from kvbelay.runtime.deadline import Until
@@ -96,6 +98,16 @@ def test_wildcards_need_an_address_to_dial(tcp: Any, secured: dict[str, Any]) ->
     assert ticket.peer == source.address
     assert ticket.peer.startswith("tcp://127.0.0.1:")
     tcp.open(**secured).get(tcp.part([(1, 64)]).batch, ticket, Until(5.0))
+
+
+def test_addresses_of_memory_stay_on_the_host(tcp: Any) -> None:
+    """Over TCP no reader is told where the source's memory stands."""
+    source, part = tcp.source(), tcp.part([(1, 64)])
+    ticket = source.put(part.batch, Until(5.0))
+    within = Until(5.0).remaining_s
+    with tcp.open()._pool.borrow(parse(ticket.peer, field="peer"), 1, within) as (link,):
+        link.send(Borrow(number_of(ticket), ticket.batch), within)
+        assert link.receive(ANSWER, within) == Placed(0)
 
 
 def test_tickets_beyond_loopback(tcp: Any, secured: dict[str, Any]) -> None:

@@ -170,6 +170,18 @@ def test_half_a_record(tcp: Any, authority: Path, trickling: Callable[[bytes], s
     assert time.monotonic() - began < 3.0
 
 
+def test_connections_are_replaced(tcp: Any, authority: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection that has carried as many records as its key is good for is not used again."""
+    reader = tcp.open(peers=(tcp.source(**tls(authority)).address,), **tls(authority))
+    reader.probe(Until(10.0))
+    ((_, first),) = reader._pool._idle
+    reader.probe(Until(10.0))
+    assert reader._pool._idle[0][1] is first
+    monkeypatch.setattr("kvbelay.connectors.stream.tls.MAX_RECORDS", 1)
+    reader.probe(Until(10.0))
+    assert not reader._pool._idle
+
+
 def test_records_keep_the_bytes() -> None:
     """Small views are joined, large ones are sent as they are, and all bytes keep their order."""
     full = RECORD_NBYTES

@@ -47,6 +47,11 @@ class Link:
         self._sock = sock
         self._lock = threading.Lock()
 
+    @property
+    def spent(self) -> bool:
+        """Whether it has carried as much as it should, and another one has to take its place."""
+        return False
+
     def handshake(self, ask: Ask) -> None:
         """What this kind of connection needs before its first message: here, nothing."""
 

@@ -127,7 +127,7 @@ class Pool:
             keep = keep and not self._closed
             for link in links:
                 self._busy.discard(link)
-                if keep:
+                if keep and not link.spent:
                     self._idle.append((peer, link))
                 else:
                     link.close()

@@ -22,6 +22,8 @@ from kvbelay.errors import AuthenticationFailed, ConfigError, KvbelayError, Prot
 
 RECORD_NBYTES = 1 << 14
 """Most plain text in one record (RFC 8446, 5.1)."""
+MAX_RECORDS = 1 << 24
+"""256 GiB: after about 2**24.5 full records a key of AES-GCM has to be changed (RFC 8446, 5.5), which Python cannot."""
 _NAME = r"^[A-Za-z0-9-]{1,63}(\.[A-Za-z0-9-]{1,63})*$"
 _REMEDY = "see docs/stream.md for how to make certificates, and configure tls on both sides"
 
@@ -79,6 +81,11 @@ class TlsLink(Link):
         self._server_name = server_name
         self._tls: ssl.SSLSocket | None = None
         self._settled = False
+        self._steps = 0
+
+    @property
+    def spent(self) -> bool:
+        return self._steps >= MAX_RECORDS
 
     def handshake(self, ask: Ask) -> None:
         with self._lock:
@@ -133,6 +140,7 @@ class TlsLink(Link):
 
     def _step(self, operation: Callable[..., int], *arguments: object) -> int | None:
         """What the operation returns; None: it waited for the peer, a slice at most, and wants to be called again."""
+        self._steps += 1
         try:
             return operation(*arguments)
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as exc:
