@@ -122,11 +122,11 @@ def test_lent_until_returned(rig: Any) -> None:
     with _client(source.address) as sock:
         sock.sendall(encode(Hello(rig.fingerprint, 1)) + encode(Borrow(1, theirs.batch.id)))
         expected = len(encode(source._server._hello)) + len(encode(Placed(43))) + 43 * 16
-        assert len(sock.recv(expected, socket.MSG_WAITALL)) == expected
+        _receive(sock, expected)
         rig.open().release(ticket, Until(10.0))
         assert list(source.released(Until(0.1))) == []
         sock.sendall(encode(Return()))
-        assert sock.recv(len(encode(Done())), socket.MSG_WAITALL) == encode(Done())
+        assert _receive(sock, len(encode(Done()))) == encode(Done())
         assert list(source.released(Until(10.0))) == [ticket]
 
 
@@ -227,6 +227,15 @@ def _client(address: str) -> socket.socket:
     sock.settimeout(10)
     sock.connect(address.removeprefix("unix://"))
     return sock
+
+
+def _receive(sock: socket.socket, nbytes: int) -> bytes:
+    got = b""
+    while len(got) < nbytes:
+        part = sock.recv(nbytes - len(got))
+        assert part, "the source hung up"
+        got += part
+    return got
 
 
 def _message(sock: socket.socket) -> bytes:
