@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -197,6 +198,31 @@ def test_bad_places(rig: Any, case: str) -> None:
     """Places that cannot be right are a typed error of the peer's, and nothing lands."""
     part = rig.part([(3, 256)])
     answer, kind, text = PLACES[case]
+    with pytest.raises(kind, match=text), _impostor(rig, part, answer(part.memory.nbytes)) as ticket:
+        rig.open(connections=1).get(part.batch, ticket, Until(10.0))
+    assert part.memory.intact()
+
+
+@on_near
+@pytest.mark.parametrize("last", [b"", encode(Refused("gone", "x")), encode(Placed(0))], ids=["silent", "gone", "odd"])
+def test_nothing_counts_before_it_is_confirmed(rig: Any, last: bytes) -> None:
+    """A batch whose bytes were all copied has not landed unless its source says that they stood there all the time."""
+    part, theirs = rig.part([(3, 256)]), rig.part([(3, 256)], seed=1)
+    theirs.memory.fill(1)
+    table = near.places(theirs.batch.spans)
+    assert table is not None
+    answer = encode(Placed(3)) + table.tobytes()
+    with (
+        pytest.raises((PeerLost, TicketExpired, ProtocolViolation)),
+        _impostor(rig, part, answer, last) as ticket,
+    ):
+        rig.open(connections=1).get(part.batch, ticket, Until(10.0))
+    assert part.memory.content() == theirs.memory.content()
+
+
+@contextlib.contextmanager
+def _impostor(rig: Any, part: Any, *answers: bytes) -> Iterator[Ticket]:
+    """A source in this process that gives these answers in turn, and then hangs up; and a ticket of its."""
     listener = Listener(parse(rig.address("impostor"), field="listen"), field="listen")
 
     def behave() -> None:
@@ -204,22 +230,18 @@ def test_bad_places(rig: Any, case: str) -> None:
         with sock:
             _message(sock)
             sock.sendall(encode(Hello(rig.fingerprint, 2, near.beacon())))
-            _message(sock)
-            sock.sendall(answer(part.memory.nbytes))
-            while sock.recv(1 << 16):
-                pass
+            for answer in answers:
+                _message(sock)
+                sock.sendall(answer)
 
     thread = threading.Thread(target=behave)
     thread.start()
-    ticket = Ticket("near", part.batch.id, str(listener.address), 2, part.memory.nbytes, bytes(16), 30.0, bytes(8))
     try:
-        with pytest.raises(kind, match=text):
-            rig.open(connections=1).get(part.batch, ticket, Until(10.0))
+        yield Ticket("near", part.batch.id, str(listener.address), 2, part.memory.nbytes, bytes(16), 30.0, bytes(8))
     finally:
         rig.close()
         thread.join()
         listener.close()
-    assert part.memory.intact()
 
 
 def _client(address: str) -> socket.socket:
