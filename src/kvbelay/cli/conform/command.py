@@ -9,7 +9,7 @@ import click
 
 EPILOG = """\b
 Examples:
-  kvbelay conform memory --capability CopiesOut
+  kvbelay conform memory --capability CopiesOut --config '{"store": "{scratch}"}'
   kvbelay conform my_package.connector:BACKEND --config config.json
   kvbelay conform my_package.tests:TestMine --json verdict.json
   kvbelay conform my_package.tests:TestMine -k frozen -k peer

@@ -17,8 +17,7 @@ from kvbelay.connectors.port import PORT_VERSION
 from kvbelay.errors import ConfigError, MissingExtra
 
 try:
-    import hypothesis  # noqa: F401  # the kit needs both
-    import pytest  # noqa: F401
+    from kvbelay.testing.conformance.run import attempt, run_kit
 except ModuleNotFoundError as missing:
     what = f"the kit needs {missing.name}"
     raise MissingExtra(what, remedy="install the extra: pip install 'kvbelay[testing]'") from missing
@@ -26,10 +25,12 @@ except ModuleNotFoundError as missing:
 from kvbelay.cli.conform.signals import interruptible
 from kvbelay.cli.conform.target import case_at
 from kvbelay.testing.conformance.bench import Bench
+from kvbelay.testing.conformance.configured import Configured
 from kvbelay.testing.conformance.kit import Kit
 from kvbelay.testing.conformance.proofs import KIT_VERSION
-from kvbelay.testing.conformance.run import attempt, run_kit
 from kvbelay.testing.conformance.verdict import VERSIONS, Ending, Verdict, conclusion, lines
+
+SHARED = "Nothing in --config is {scratch}: checks may have found what others stored. Give each a place of its own."
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -70,6 +71,8 @@ def run(
     for line in lines(verdict):
         click.echo(line)
     click.echo(f"\n{conclusion(verdict)}.")
+    if not verdict.conforms and isinstance(case, type) and issubclass(case, Configured) and case.shares():
+        click.echo(SHARED)
     if json_path is not None:
         record = Record(target, verdict.conforms, installed, PORT_VERSION, KIT_VERSION, seed, elapsed_s, verdict)
         json_path.write_bytes(msgspec.json.format(msgspec.json.encode(record)) + b"\n")

@@ -44,10 +44,15 @@ class Subject(msgspec.Struct, frozen=True):
     """`Kit.keeps`."""
 
 
-class _Configured(Kit):
+class Configured(Kit):
     """How a subject is opened; `case_of` puts the checks behind it."""
 
     subject: Subject
+
+    @classmethod
+    def shares(cls) -> bool:
+        """Whether every check gets the same place, as far as its configuration says."""
+        return SCRATCH not in str(cls.subject.config)
 
     def open_source(self, scratch: Path, fingerprint: Fingerprint) -> Connector:
         return self._open(self.subject.config, scratch, fingerprint)
@@ -88,7 +93,7 @@ def case_of(subject: Subject) -> type[Kit]:
         if name in NEEDS and not _mentions(subject.config, NEEDS[name]):
             msg = f'{name} cannot be checked: nothing in the configuration is "{NEEDS[name]}"'
             raise ConfigError(msg, source="--config", remedy="put it where the kit shall choose the number")
-    bases: list[type] = [_Configured, *(CAPABILITIES[name] for name in subject.claims), ConnectorConformance]
+    bases: list[type] = [Configured, *(CAPABILITIES[name] for name in subject.claims), ConnectorConformance]
     return type(subject.name, tuple(bases), {"subject": subject, "keeps": subject.keeps})
 
 

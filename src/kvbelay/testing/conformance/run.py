@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import hypothesis
 import pytest
+from hypothesis.errors import Flaky
 
 from kvbelay.core import boundary
 from kvbelay.core.boundary import Where
@@ -14,6 +15,9 @@ from kvbelay.testing.conformance.bench import Nonconforming
 from kvbelay.testing.conformance.kit import Kit
 from kvbelay.testing.conformance.proofs import checks_of, proofs_of
 from kvbelay.testing.conformance.verdict import Checked, Ending, Verdict, claims_of, first_sentence, judge
+
+SkippedByCase = pytest.skip.Exception
+"""What ``pytest.skip()`` raises in a case's own method."""
 
 End = tuple[Ending, str, str]
 """How a check ended, why, and which invariant it stopped at."""
@@ -66,12 +70,23 @@ def attempt(call: Callable[[], object], what: str) -> End:
     return ended
 
 
+def broken_rule(exc: BaseException) -> Nonconforming | None:
+    """The rule that was broken, also where Hypothesis says that it was not broken each time."""
+    if isinstance(exc, Nonconforming):
+        return exc
+    among: tuple[BaseException, ...] = getattr(exc, "exceptions", ()) if isinstance(exc, Flaky) else ()
+    return next((each for each in among if isinstance(each, Nonconforming)), None)
+
+
 def _told(call: Callable[[], object]) -> End:
     try:
         call()
-    except Nonconforming as exc:
-        return Ending.FAILED, first_sentence(str(exc)), exc.breaks
-    except pytest.skip.Exception as exc:
+    except (Nonconforming, Flaky) as exc:
+        rule = broken_rule(exc)
+        if rule is None:
+            raise
+        return Ending.FAILED, first_sentence(str(rule)), rule.breaks
+    except SkippedByCase as exc:
         return Ending.SKIPPED, first_sentence(str(exc)), ""
     except SystemExit as exc:
         return Ending.FAILED, f"it called sys.exit({exc.code!r})", "I4"

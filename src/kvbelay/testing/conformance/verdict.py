@@ -20,7 +20,7 @@ WIDTH, INDENT = 100, 5
 """Columns of the text."""
 CLIP = 300
 """Most characters of a cause that are shown."""
-_SENTENCE = re.compile(r"(?s)(.+?)(?:[.!?](?=\s)|\n|$)")
+_SENTENCE = re.compile(r"(?s)(.+?)(?:[.!?](?=\s|$)|\n|$)")
 
 
 class Ending(Enum):
@@ -155,6 +155,8 @@ def lines(verdict: Verdict, *, brief: bool = False) -> list[str]:
             text += _invariant(one)
     if not brief:
         text += ["", *_claims(verdict)]
+    elif verdict.skipped:
+        text += _wrapped("", f"not claimed, so not checked: {', '.join(one.capability for one in verdict.skipped)}")
     return text
 
 
@@ -174,7 +176,7 @@ def _invariant(one: Judged) -> list[str]:
     text = _wrapped(f"{one.id:<{INDENT - 1}}", f"{one.standing.value:<10}  {one.statement}", INDENT + 12)
     if one.standing is Standing.HELD:
         more = f"; more with {', '.join(one.more)}" if one.more else ""
-        text += _wrapped("", f"{len(one.passed)} checks{more}", INDENT + 12)
+        text += _wrapped("", f"{_checks(one.passed)}{more}", INDENT + 12)
     elif one.standing is Standing.UNTESTED:
         needs = f"claim {' or '.join(one.more)}" if one.more else "none of its checks was made"
         text += _wrapped("", needs, INDENT + 12)
@@ -193,9 +195,13 @@ def _claims(verdict: Verdict) -> list[str]:
     ]
     for one in verdict.skipped:
         supply = f", and supply {', '.join(f'{name}()' for name in one.supply)}" if one.supply else ""
-        said = f"{one.capability}, {len(one.checks)} checks, skipped: not claimed. {one.means}"
+        said = f"{one.capability}, {_checks(one.checks)}, skipped: not claimed. {one.means}"
         text += _wrapped("", f"{said}. To have it checked, claim {one.capability}{supply}.", INDENT)
     return text
+
+
+def _checks(names: Sequence[str]) -> str:
+    return f"{len(names)} check{'' if len(names) == 1 else 's'}"
 
 
 def _wrapped(head: str, text: str, indent: int = INDENT) -> list[str]:
