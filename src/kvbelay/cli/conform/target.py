@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -29,15 +30,23 @@ def case_at(
         thing: Any = open_backend(target)
     else:
         sys.path.insert(0, str(Path.cwd()))
+        _require_module(target)
         thing = load_object(target, source="TARGET")
     given = {"--config": config, "--reader": reader, "--capability": capabilities, "--keeps": keeps}
     if _is_backend(thing):
         return _backends_case(target, thing, given)
     for option, value in given.items():
         if value:
-            msg = f"{option} is for a backend, and {target} is none"
+            msg = f"is for a backend, and {target} is none"
             raise ConfigError(msg, source=option, remedy="let the case itself say it, or name a backend")
     return _own_case(target, thing)
+
+
+def _require_module(target: str) -> None:
+    top = target.partition(":")[0].partition(".")[0]
+    if not top.isidentifier() or importlib.util.find_spec(top) is None:
+        msg = f"there is no module {top!r}"
+        raise ConfigError(msg, source="TARGET", remedy="name one as module:attribute, installed or in this directory")
 
 
 def _is_backend(thing: object) -> bool:
