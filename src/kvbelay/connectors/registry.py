@@ -32,6 +32,8 @@ BUILT_IN = {
 }
 """Name to ``module:attribute``. An optional one's extra bears its name."""
 
+WRAPPED = 16
+"""Most connectors that may stand around one another."""
 METHODS = ("lookup", "put", "get", "release", "probe", "close")
 
 _AT = re.compile(r"(?s)(?P<what>.*) - at `(?:key in )?\$(?P<path>.*)`")
@@ -128,14 +130,7 @@ def prepare(child: str, connector: str, config: Mapping[str, object], *, source:
         For an unknown connector, an unknown or missing field, a wrong type, a package that cannot be loaded or that is
         no `Backend`; `MissingExtra` where a library is absent.
     """
-    place = Place(source, field)
-    head, dot, last = field.rpartition(".")
-    backend = _backend(connector, Place(source, f"{head}{dot}connector" if last == "config" else field))
-    decoded: Any = _decoded(connector, config, backend, place)
-    inner = None
-    if isinstance(backend, Wrapping):
-        inner = prepare(child, decoded.connector, decoded.config, source=source, field=place.at("config"))
-    return Prepared(child, connector, backend, decoded, place, inner)
+    return _prepared(child, connector, config, Place(source, field), 1)
 
 
 def open_backend(name: str) -> Backend:
@@ -157,6 +152,20 @@ def fenced(connector: Connector, *, child: str, arena_nbytes: int) -> Connector:
 def known() -> tuple[str, ...]:
     """Names that can be asked for, in alphabetical order."""
     return tuple(sorted({*BUILT_IN, *entry_points(group=GROUP).names}))
+
+
+def _prepared(child: str, connector: str, config: Mapping[str, object], place: Place, depth: int) -> Prepared:
+    source, field = place
+    if depth > WRAPPED:
+        msg = f"more than {WRAPPED} connectors stand around one another"
+        raise place.error(msg, remedy="wrap fewer")
+    head, dot, last = field.rpartition(".")
+    backend = _backend(connector, Place(source, f"{head}{dot}connector" if last == "config" else field))
+    decoded: Any = _decoded(connector, config, backend, place)
+    inner = None
+    if isinstance(backend, Wrapping):
+        inner = _prepared(child, decoded.connector, decoded.config, Place(source, place.at("config")), depth + 1)
+    return Prepared(child, connector, backend, decoded, place, inner)
 
 
 def _backend(name: str, place: Place) -> Backend:
