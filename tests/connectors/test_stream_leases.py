@@ -81,7 +81,7 @@ def test_lease_ends_though_nobody_asks(rig: Any, raw: Any) -> None:
     sock = raw(source.address)
     begin_read(sock, rig, ticket)
     until = Until(2.0)  # less than the server's patience with a client that does not read
-    while source._server._serving:
+    while len(source._server._clients):
         until.sleep(0.01)
     require_cut_off(sock, content, part)
 

@@ -13,7 +13,14 @@ import msgspec
 
 from kvbelay.connectors.spans import CHUNK
 from kvbelay.core.model import BatchId, Fingerprint, Ticket
-from kvbelay.errors import KvbelayError, PeerFailed, ProtocolViolation, TicketExpired, UnknownShape
+from kvbelay.errors import (
+    AuthenticationFailed,
+    KvbelayError,
+    PeerFailed,
+    ProtocolViolation,
+    TicketExpired,
+    UnknownShape,
+)
 
 MAGIC = b"KVBS"
 VERSION = 1
@@ -127,9 +134,11 @@ class Done(_Message, frozen=True, tag=8):
 
 
 class Refused(_Message, frozen=True, tag=9):
-    """It is not: the ticket's batch is ``gone``, or the peer is ``busy`` with as many connections as it takes."""
+    """It is not: the ticket's batch is ``gone``, the peer is ``busy`` with as many connections as it takes, or it
+    demands a proof of who the caller is (``auth``).
+    """
 
-    why: Literal["gone", "busy"]
+    why: Literal["gone", "busy", "auth"]
     text: Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 
 
@@ -193,5 +202,7 @@ def decode(body: bytes | bytearray, decoder: msgspec.msgpack.Decoder[T], peer: s
 
 def error_of(refused: Refused, peer: str) -> KvbelayError:
     """What the reader raises for a refusal."""
-    kind = TicketExpired if refused.why == "gone" else PeerFailed
-    return kind(f"{peer} refused: {refused.text!r}")
+    what = f"{peer} refused: {refused.text!r}"
+    if refused.why == "auth":
+        return AuthenticationFailed(what, remedy="configure the same token_file, or tls, on both sides")
+    return TicketExpired(what) if refused.why == "gone" else PeerFailed(what)

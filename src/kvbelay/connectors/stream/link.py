@@ -23,6 +23,8 @@ IOV_MAX = 1024
 
 _CREDENTIALS = struct.Struct("@iII")
 """Linux's ``struct ucred``: pid, uid, gid."""
+_NO_LINGER = struct.pack("@ii", 1, 0)
+"""Linux's ``struct linger``: on, no seconds."""
 
 Ask: TypeAlias = Callable[[], object]
 T = TypeVar("T")
@@ -40,8 +42,32 @@ class Link:
         """Of the peer, once it has said hello."""
         self.near = 0
         """The peer's process, if its memory can be read; see `kvbelay.connectors.stream.near`."""
+        self.promised = b""
+        """Digest of the hello that the peer's proof covers; empty: its proof covers none."""
         self._sock = sock
         self._lock = threading.Lock()
+
+    @property
+    def spent(self) -> bool:
+        """Whether it has carried as much as it should, and another one has to take its place."""
+        return False
+
+    def handshake(self, ask: Ask) -> None:
+        """What this kind of connection needs before its first message: here, nothing."""
+
+    def first_byte(self, ask: Ask) -> bytes:
+        """What comes next, which stays to be received. Only before `handshake`."""
+        while True:
+            ask()
+            try:
+                seen = self._sock.recv(1, socket.MSG_PEEK)
+            except BlockingIOError:
+                continue
+            except OSError as exc:
+                raise self._lost(exc) from exc
+            if not seen:
+                raise self._ended()
+            return seen
 
     def send(self, message: Request | Answer, ask: Ask) -> None:
         """One message."""
@@ -81,8 +107,7 @@ class Link:
             except OSError as exc:
                 raise self._lost(exc) from exc
             if not received:
-                msg = f"{self.peer} closed the connection"
-                raise PeerLost(msg, remedy="see whether it still runs")
+                raise self._ended()
             _drop(rest, received)
 
     def wait(self, timeout_s: float | None) -> bool:
@@ -103,12 +128,23 @@ class Link:
     def shutdown(self) -> None:
         """End the connection both ways; whoever sends or receives on it stops at once."""
         with self._lock, contextlib.suppress(OSError):  # the peer may have ended it, or we ourselves
-            self._sock.shutdown(socket.SHUT_RDWR)
+            socket.socket.shutdown(self._sock, socket.SHUT_RDWR)  # a TLS socket's own would let it go on in the clear
+
+    def abort(self) -> None:
+        """Like `close`, and what the peer has not taken yet is dropped: else the system keeps it for as long as he
+        takes.
+        """
+        with self._lock, contextlib.suppress(OSError):  # closed already
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+            self._sock.close()
 
     def close(self) -> None:
         """Give the descriptor back. Idempotent."""
         with self._lock:
             self._sock.close()
+
+    def _ended(self) -> PeerLost:
+        return PeerLost(f"{self.peer} closed the connection", remedy="see whether it still runs")
 
     def _lost(self, exc: OSError) -> PeerLost:
         return PeerLost(f"connection to {self.peer} broken: {exc.strerror}", remedy="see whether it still runs")
