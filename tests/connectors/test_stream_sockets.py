@@ -161,6 +161,8 @@ def test_ticket_bears_the_real_port(rig: Any) -> None:
         {"lease_s": 0},
         {"max_clients": 0},
         {"max_published": 0},
+        {"token_file": ""},
+        {"token_file": "a\0b"},
         {"tls": {"cert": "c", "key": "k"}},
         {"tls": {"cert": "c", "key": "k", "ca": "a", "server_name": ".x"}},
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import socket
 import ssl
@@ -70,21 +71,21 @@ def hostile_context(folder: Path, case: str) -> ssl.SSLContext:
     return context
 
 
-def say(context: ssl.SSLContext, sock: socket.socket) -> None:
-    """Shake hands, say something, and take what comes until the end."""
-    with context.wrap_socket(sock) as secured:
+def heard(context: ssl.SSLContext, sock: socket.socket) -> bytes:
+    """What the server says to a client that shakes hands with this context, and says something."""
+    got = bytearray()
+    with contextlib.suppress(OSError), context.wrap_socket(sock) as secured:
         secured.sendall(b"KVBS" * 8)
-        while secured.recv(1 << 16):
-            pass
+        while part := secured.recv(1 << 16):
+            got += part
+    return bytes(got)
 
 
 @pytest.mark.parametrize("case", ["no certificate", "an old version"])
 def test_clients_that_prove_nothing(tcp: Any, raw: Any, authority: Path, case: str) -> None:
     """A client without a certificate, or with a TLS that is too old, gets no byte of the protocol."""
     source = tcp.source(**tls(authority))
-    sock = raw(source.address)
-    with pytest.raises(ssl.SSLError):
-        say(hostile_context(authority, case), sock)
+    assert heard(hostile_context(authority, case), raw(source.address)) == b""
     tcp.open(peers=(source.address,), **tls(authority)).probe(Until(10.0))
 
 
@@ -102,8 +103,9 @@ def test_noise_for_a_handshake(tcp: Any, raw: Any, authority: Path, case: str) -
     """Whatever begins like TLS and is none ends the connection, and nothing else."""
     source = tcp.source(**tls(authority))
     sock = raw(source.address)
-    sock.sendall(NOISE[case])
-    sock.shutdown(socket.SHUT_WR)
+    with contextlib.suppress(OSError):  # cut off already
+        sock.sendall(NOISE[case])
+        sock.shutdown(socket.SHUT_WR)
     until = Until(10.0)
     while len(source._server._clients):
         until.sleep(0.005)

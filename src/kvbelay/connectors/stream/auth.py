@@ -10,7 +10,9 @@ import hashlib
 import socket
 import stat
 import struct
-from typing import ClassVar
+from typing import Annotated, ClassVar, TypeAlias
+
+import msgspec
 
 from kvbelay.connectors.stream.frames import MAGIC, VERSION, Hello, Refused, encode
 from kvbelay.connectors.stream.link import Ask, Link
@@ -23,6 +25,8 @@ TLS = b"\x16"
 """A TLS record that holds a handshake (RFC 8446, 5.1)."""
 DEMANDS = {PLAIN: "neither a token nor TLS", TOKEN: "a shared token", TLS: "mutual TLS"}
 REMEDY = "configure the same token_file, or tls, on both sides"
+
+FilePath: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"\A[^\0]+\Z")]
 
 OPENING = struct.Struct("!4sHcx32s32s")
 """What both sides of a token's handshake open with: `OPENING_MAGIC`, the version, what the sender demands (the first

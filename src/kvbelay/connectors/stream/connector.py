@@ -14,7 +14,7 @@ import msgspec
 from kvbelay.connectors.port import Deadline
 from kvbelay.connectors.spans import batch_nbytes, chunked, digest_chunk, pieces
 from kvbelay.connectors.stream import near
-from kvbelay.connectors.stream.auth import Trust
+from kvbelay.connectors.stream.auth import FilePath, Trust
 from kvbelay.connectors.stream.clients import Clients
 from kvbelay.connectors.stream.fetch import fetch
 from kvbelay.connectors.stream.frames import (
@@ -80,7 +80,7 @@ class StreamConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
     max_published: Annotated[int, msgspec.Meta(ge=1)] = 65_536
     """Most batches that it serves at a time."""
-    token_file: str | None = None
+    token_file: FilePath | None = None
     """The file that holds the token which all peers share: 32 random bytes at least, for its owner only."""
     tls: TlsConfig | None = None
     """Certificates for mutual TLS."""

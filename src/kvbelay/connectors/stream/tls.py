@@ -15,7 +15,7 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
-from kvbelay.connectors.stream.auth import TLS, Trust, require_private
+from kvbelay.connectors.stream.auth import TLS, FilePath, Trust, require_private
 from kvbelay.connectors.stream.link import Ask, Link
 from kvbelay.connectors.stream.sockets import SLICE_S, Address
 from kvbelay.errors import AuthenticationFailed, ConfigError, KvbelayError, ProtocolViolation
@@ -24,18 +24,18 @@ RECORD_NBYTES = 1 << 14
 """Most plain text in one record (RFC 8446, 5.1)."""
 MAX_RECORDS = 1 << 24
 """256 GiB: after about 2**24.5 full records a key of AES-GCM has to be changed (RFC 8446, 5.5), which Python cannot."""
-_NAME = r"^[A-Za-z0-9-]{1,63}(\.[A-Za-z0-9-]{1,63})*$"
+_NAME = r"\A[A-Za-z0-9-]{1,63}(\.[A-Za-z0-9-]{1,63})*\Z"
 _REMEDY = "see docs/stream.md for how to make certificates, and configure tls on both sides"
 
 
 class TlsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Paths of files in PEM."""
 
-    cert: str
+    cert: FilePath
     """This side's certificate, as client and as server, and those between it and the authority's, if any."""
-    key: str
+    key: FilePath
     """Its private key, not encrypted, for its owner only."""
-    ca: str
+    ca: FilePath
     """The authority whose certificates are trusted, all of them, for everything."""
     server_name: Annotated[str, msgspec.Meta(pattern=_NAME, max_length=253)] | None = None
     """What the certificates of peers that are dialled have to name; None: the address that was dialled."""
