@@ -95,6 +95,19 @@ def test_the_door_is_bounded(tcp: Any, raw: Any) -> None:
     assert seen <= DOOR
 
 
+def test_a_full_door_keeps_whom_nobody_waits_for(tcp: Any, raw: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A handshake that takes its time is cut short only for the sake of one who waits."""
+    monkeypatch.setattr("kvbelay.connectors.stream.clients.GRACE_S", 0.05)
+    source = tcp.source()
+    socks = [raw(source.address) for _ in range(DOOR)]
+    wait_for(lambda: len(source._server._clients) == DOOR)
+    time.sleep(0.2)
+    assert not any(ended(sock) for sock in socks)
+    raw(source.address)
+    wait_for(lambda: ended(socks[0]))
+    assert not any(ended(sock) for sock in socks[1:])
+
+
 @pytest.fixture
 def paced(tcp: Any) -> Iterator[tuple[str, list[bytes]]]:
     """A server that demands 1 GiB/s and has 64 chunks on its shelf, and what a client says to read them."""

@@ -82,6 +82,8 @@ def test_addresses_of_this_host() -> None:
 
 def test_ipv6(rig: Any) -> None:
     """A source on IPv6's loopback is reached there."""
+    if not Path("/proc/net/if_inet6").exists():
+        pytest.skip("this machine has no IPv6")
     source = rig.open(listen="tcp://[::1]:0")
     rig.open(peers=(source.address,)).probe(Until(5.0))
 

@@ -2,7 +2,7 @@
 
 A client has a place of its own, of which there are ``most``. A stranger has one of `DOOR` others until it has proved
 itself, so whoever only connects takes no client's place, and makes nobody leave. Where the door is full, the next one
-waits in the system's queue until a stranger has gone, or until the oldest has had `GRACE_S` seconds and is sent away.
+waits until a stranger has gone, or until the oldest has had `GRACE_S` seconds and is sent away.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kvbelay.connectors.stream.link import Link
 
 DOOR = 32
 """Most connections whose handshake is under way."""
-GRACE_S = 0.5
+GRACE_S = 1.0
 """How long a handshake may take where others wait for its place."""
 LEAVE_S = 5.0
 """How long one that has been sent away may take to go; it goes at once, unless the machine stands still."""
@@ -29,10 +29,8 @@ class _Stranger(NamedTuple):
 class Clients:
     """All connections of a server. Safe from any thread."""
 
-    def __init__(self, most: int, *, door: int = DOOR, grace_s: float = GRACE_S) -> None:
+    def __init__(self, most: int) -> None:
         self._most = most
-        self._door = door
-        self._grace_s = grace_s
         self._changed = threading.Condition()
         self._strangers: dict[Link, _Stranger] = {}  # the oldest first
         self._known: dict[Link, threading.Thread] = {}
@@ -50,11 +48,11 @@ class Clients:
             return len(self._known)
 
     def wait_for_room(self) -> bool:
-        """Whether one more may come to the door; False once closed."""
+        """Wait until the one who stands before the door may come to it; False once closed."""
         with self._changed:
-            while not self._closed and len(self._strangers) >= self._door:
+            while not self._closed and len(self._strangers) >= DOOR:
                 oldest, stranger = next(iter(self._strangers.items()))
-                left_s = stranger.since + self._grace_s - time.monotonic()
+                left_s = stranger.since + GRACE_S - time.monotonic()
                 if left_s > 0:
                     self._changed.wait(left_s)
                     continue

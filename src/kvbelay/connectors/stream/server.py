@@ -112,7 +112,7 @@ class Server:
         self._listener.close()
 
     def _accept(self) -> None:
-        while self._clients.wait_for_room():
+        while not self._closing.is_set():
             try:
                 sock, _ = self._listener.sock.accept()
             except OSError as exc:  # shut down, or out of descriptors for the moment
@@ -120,6 +120,9 @@ class Server:
                     _log.warning("connector %r cannot accept a connection: %s", self._child, exc)
                 continue
             link = self._trust.accepted(sock)
+            if not self._clients.wait_for_room():
+                link.close()
+                return
             try:
                 tune(sock)
                 thread = threading.Thread(target=self._serve, args=(link,), name=f"kvbelay {self._child} serve")
