@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
 .DEFAULT_GOAL := help
-.PHONY: help demo bench bench-guard test test-wheel test-vllm check mutants format clean
+.PHONY: help demo bench bench-guard test test-wheel test-vllm check mutants fuzz fuzz-seeds format clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -82,5 +82,15 @@ test-vllm: $(VLLM)/installed ## Test the guard on the real vLLM, NIXL and others
 mutants: $(VENV)/installed ## Plant named faults into a copy of the code, one at a time: each must be caught by its test
 	$(BIN)/python tools/mutants.py
 
+# Of the decoders of foreign bytes, each for that many seconds, its inputs made from the seed.
+SECONDS := 30
+SEED := 1
+
+fuzz: $(VENV)/installed ## Fuzz every decoder of foreign bytes (SECONDS for each, SEED)
+	PYTHONPATH=tools $(BIN)/python -m fuzz --seconds $(SECONDS) --seed $(SEED)
+
+fuzz-seeds: $(VENV)/installed ## Write the fuzz targets' seeds into their corpus
+	PYTHONPATH=tools $(BIN)/python -m fuzz --seeds
+
 clean: ## Remove what the other targets made
-	rm -rf $(VENV) .venv-* dist build bench-results .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-* dist build bench-results .pytest_cache .mypy_cache .ruff_cache .hypothesis fuzz-found

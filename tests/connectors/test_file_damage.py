@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -216,3 +217,28 @@ def test_replaced_while_it_is_read(stored: Stored) -> None:
     assert result is not Miss.MISS
     assert result.landed_digest != result.source_digest
     assert succeeds(stored)
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo], ids=["directory", "pipe"])
+def test_things_in_the_directory_that_are_no_files(tmp_path: Path, make: Callable[[Path], object]) -> None:
+    """What bears the name of an entry or a temporary and is no file is neither removed, nor counted, nor in the way."""
+    odd = [tmp_path / "odd.kv1", tmp_path / ".kv1-writing-1-0"]
+    for path in odd:
+        make(path)
+    store = BACKEND.open(FileConfig(str(tmp_path), 8192), child="store", fingerprint=OURS)
+    for _ in range(4):  # more than there is room for
+        batch, memory = place()
+        content = memory.fill(1)
+        ticket = store.put(batch, Until(20.0))
+    memory.poison()
+    store.get(batch, ticket, Until(20.0))
+    assert memory.content() == content
+    assert odd[0].exists()
+
+
+def test_pipe_under_a_batchs_name(tmp_path: Path) -> None:
+    """A pipe in an entry's place does not make the reader wait for a writer that never comes."""
+    store = BACKEND.open(FileConfig(str(tmp_path), 8192), child="store", fingerprint=OURS)
+    os.mkfifo(tmp_path / entry_name(KEY))
+    with pytest.raises(OSError, match="seek"):
+        store.lookup([KEY], Until(20.0))

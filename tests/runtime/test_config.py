@@ -275,3 +275,34 @@ def test_what_is_decoded_is_a_struct() -> None:
     assert type(config) is Config
     with pytest.raises(AttributeError):
         config.threads = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("name", ["threads` - at `$.threads", "a` - at `$.policy.nosuch", "a` - at `$.policy.circuit"])
+def test_a_field_whose_name_looks_like_a_path(name: str) -> None:
+    """An unknown field is refused as one, whatever its name says about where it stands."""
+    with pytest.raises(ConfigError, match="unknown field"):
+        decode_config({**GOOD, name: 1}, source="here")
+
+
+def nested(depth: int) -> dict[str, object]:
+    """A memory connector in so many faulty ones."""
+    config: dict[str, object] = {"connector": "memory"}
+    for _ in range(depth):
+        config = {"connector": "faulty", "config": config}
+    return {"children": [{"name": "near", **config}]}
+
+
+def test_wrappers_in_wrappers() -> None:
+    """Connectors may stand around one another a few times; hundreds of times is an error of the configuration."""
+    assert len(prepare_children(decode_config(nested(15), source="here"), source="here")) == 1
+    with pytest.raises(ConfigError, match="more than 16 connectors"):
+        prepare_children(decode_config(nested(300), source="here"), source="here")
+
+
+def test_values_that_cannot_be_read() -> None:
+    """A host's own dict may nest without end or hold text that is none: that is a `ConfigError`, too."""
+    endless: dict[str, object] = {}
+    endless["endless"] = endless
+    for raw in ({**GOOD, "a\ud800": 1}, {"children": [{"name": "a", "connector": "memory", "config": endless}]}):
+        with pytest.raises(ConfigError):
+            prepare_children(decode_config(raw, source="here"), source="here")

@@ -21,7 +21,7 @@ IDS = st.builds(
     fingerprint=st.binary(max_size=32),
     start=st.integers(0, 2**40),
     stop=st.integers(2**40 + 1, 2**50),
-    layers=st.tuples(U63, U63),
+    layers=st.tuples(st.integers(0, 99), st.integers(100, 2**63 - 1)),
     prefix=st.binary(max_size=32),
 )
 TICKETS = st.builds(
@@ -114,6 +114,14 @@ def test_hostile_bytes(data: bytes) -> None:
         decode_tickets(data)
 
 
+def test_numbers_that_no_encoding_takes() -> None:
+    """An integer of any size is legal JSON; one that no connector could write down again is refused."""
+    raw = json.loads(encode_tickets([ONE]))
+    raw[0]["batch"]["stop"] = 10**40
+    with pytest.raises(ProtocolViolation, match="near"):
+        decode_tickets(json.dumps(raw).encode())
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -122,6 +130,14 @@ def test_hostile_bytes(data: bytes) -> None:
         ("batch", msgspec.structs.replace(ONE.batch, start=16)),
         ("batch", msgspec.structs.replace(ONE.batch, start=17)),
         ("batch", msgspec.structs.replace(ONE.batch, start=-16)),
+        ("batch", msgspec.structs.replace(ONE.batch, stop=1 << 63)),
+        ("batch", msgspec.structs.replace(ONE.batch, layers=(2, 2))),
+        ("batch", msgspec.structs.replace(ONE.batch, layers=(-1, 2))),
+        ("batch", msgspec.structs.replace(ONE.batch, layers=(0, 1 << 63))),
+        ("nbytes", 1 << 63),
+        ("incarnation", -1),
+        ("incarnation", 1 << 63),
+        ("lease_s", -1.0),
     ],
 )
 def test_fields_out_of_range(field: str, value: object) -> None:

@@ -78,3 +78,10 @@ def test_a_trace_that_cannot_be_read_says_where(text: str) -> None:
     """A typing error is an error with file and line, not a step that is skipped."""
     with pytest.raises(traces.BadTrace, match="bad, line"):
         traces.parse(text, "bad")
+
+
+@pytest.mark.parametrize("policy", ["attempts=0", "nosuch=1", "circuit=1 circuit.failures=2", "attempts=many"])
+def test_a_policy_that_cannot_be_used_is_named(policy: str) -> None:
+    """A wrong policy in a header is an error of the trace."""
+    with pytest.raises(traces.BadTrace, match="bad: the policy"):
+        str(traces.parse(f"policy: {policy}\n" + HEADER, "bad").policy)

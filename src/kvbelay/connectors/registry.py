@@ -32,6 +32,8 @@ BUILT_IN = {
 }
 """Name to ``module:attribute``. An optional one's extra bears its name."""
 
+WRAPPED = 16
+"""Most connectors that may stand around one another."""
 METHODS = ("lookup", "put", "get", "release", "probe", "close")
 
 _AT = re.compile(r"(?s)(?P<what>.*) - at `(?:key in )?\$(?P<path>.*)`")
@@ -129,9 +131,7 @@ def prepare(child: str, connector: str, config: Mapping[str, object], *, source:
         no `Backend`; `MissingExtra` where a library is absent.
     """
     place = Place(source, field)
-    head, dot, last = field.rpartition(".")
-    backend = _backend(connector, Place(source, f"{head}{dot}connector" if last == "config" else field))
-    return _prepared(child, connector, backend, config, place)
+    return _prepared(child, connector, _named(connector, place), config, place)
 
 
 def prepare_object(
@@ -168,11 +168,24 @@ def known() -> tuple[str, ...]:
     return tuple(sorted({*BUILT_IN, *entry_points(group=GROUP).names}))
 
 
-def _prepared(child: str, connector: str, backend: Backend, config: Mapping[str, object], place: Place) -> Prepared:
+def _named(connector: str, place: Place) -> Backend:
+    """The backend that stands under ``connector``, beside the ``config`` at that place."""
+    head, dot, last = place.field.rpartition(".")
+    return _backend(connector, Place(place.source, f"{head}{dot}connector" if last == "config" else place.field))
+
+
+def _prepared(
+    child: str, connector: str, backend: Backend, config: Mapping[str, object], place: Place, *, depth: int = 1
+) -> Prepared:
+    if depth > WRAPPED:
+        msg = f"more than {WRAPPED} connectors stand around one another"
+        raise place.error(msg, remedy="wrap fewer")
     decoded: Any = _decoded(connector, config, backend, place)
     inner = None
     if isinstance(backend, Wrapping):
-        inner = prepare(child, decoded.connector, decoded.config, source=place.source, field=place.at("config"))
+        within = Place(place.source, place.at("config"))
+        found = _named(decoded.connector, within)
+        inner = _prepared(child, decoded.connector, found, decoded.config, within, depth=depth + 1)
     return Prepared(child, connector, backend, decoded, place, inner)
 
 

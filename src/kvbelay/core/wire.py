@@ -13,6 +13,8 @@ TICKETS_LIMIT = 4096
 """Most tickets of one request."""
 NBYTES_LIMIT = 16 << 20
 """Most bytes of their encoding."""
+NUMBER_LIMIT = (1 << 63) - 1
+"""The largest number in a ticket: what every backend's own encoding can take."""
 
 _DECODER = msgspec.json.Decoder(tuple[Ticket, ...])
 
@@ -36,7 +38,19 @@ def decode_tickets(data: bytes) -> tuple[Ticket, ...]:
         msg = f"{len(tickets)} tickets, at most {TICKETS_LIMIT} are taken"
         raise ProtocolViolation(msg)
     for ticket in tickets:
-        if len(ticket.locator) > LOCATOR_LIMIT or ticket.nbytes < 0 or not 0 <= ticket.batch.start < ticket.batch.stop:
+        if not _in_range(ticket):
             msg = f"a ticket of {ticket.child!r} is out of range"
             raise ProtocolViolation(msg)
     return tickets
+
+
+def _in_range(ticket: Ticket) -> bool:
+    batch = ticket.batch
+    return (
+        len(ticket.locator) <= LOCATOR_LIMIT
+        and 0 <= ticket.nbytes <= NUMBER_LIMIT
+        and 0 <= ticket.incarnation <= NUMBER_LIMIT
+        and 0 <= batch.start < batch.stop <= NUMBER_LIMIT
+        and 0 <= batch.layers[0] < batch.layers[1] <= NUMBER_LIMIT
+        and (ticket.lease_s is None or 0 <= ticket.lease_s < float("inf"))
+    )

@@ -63,6 +63,9 @@ def decode_config(raw: object, *, source: str) -> Config:
         config = msgspec.convert(raw, Config)
     except msgspec.ValidationError as exc:
         raise _explained(str(exc), source) from exc
+    except (RecursionError, UnicodeEncodeError) as exc:
+        msg = f"cannot be read: {exc}"
+        raise ConfigError(msg, source=source, remedy="nest less deeply, and write valid Unicode") from exc
     if not config.children:
         msg = "there is no child"
         raise ConfigError(msg, source=source, field="children", remedy="configure at least one")
@@ -116,16 +119,17 @@ def _explained(message: str, source: str) -> ConfigError:
     if unknown is None:
         return ConfigError(what, source=source, field=path, remedy="correct the value")
     name = unknown["name"]
-    cls = ChildConfig if path.startswith("children") else _policy_at(path)
+    cls = ChildConfig if path.startswith("children") else _struct_at(path)
     fields = cls.__struct_encode_fields__
     close = difflib.get_close_matches(name, fields, 1)
     remedy = f"did you mean {close[0]!r}?" if close else f"the fields here are {', '.join(fields)}"
     return ConfigError("unknown field", source=source, field=f"{path}.{name}".lstrip("."), remedy=remedy)
 
 
-def _policy_at(path: str) -> type[msgspec.Struct]:
-    """The struct that stands at a path of the policy."""
-    cls: type[msgspec.Struct] = Config
+def _struct_at(path: str) -> type[msgspec.Struct]:
+    """The struct that stands at a path; `Config` where none does, since a field's name can pretend to be a path."""
+    found: object = Config(())
     for part in path.split(".") if path else []:
-        cls = type(getattr(cls() if cls is not Config else Config(()), part))
-    return cls
+        known = isinstance(found, msgspec.Struct) and part in found.__struct_fields__
+        found = getattr(found, part) if known else None
+    return type(found) if isinstance(found, msgspec.Struct) else Config

@@ -95,16 +95,21 @@ class Trace(msgspec.Struct, frozen=True):
 
     @property
     def policy(self) -> Policy:
-        """The header's policy: ``attempts=4 circuit.failures=2``."""
+        """The header's policy: ``attempts=4 circuit.failures=2``. Raises `BadTrace`."""
         fields: dict[str, object] = {}
         for item in self.header.get("policy", "").split():
             path, _, value = item.partition("=")
             *groups, name = path.split(".")
             place = fields
             for group in groups:
-                place = place.setdefault(group, {})  # type: ignore[assignment]
+                inner = place.setdefault(group, {})
+                place = inner if isinstance(inner, dict) else {}  # what is set twice is refused below
             place[name] = value
-        return msgspec.convert(fields, Policy, strict=False)
+        try:
+            return msgspec.convert(fields, Policy, strict=False)
+        except msgspec.ValidationError as exc:
+            msg = f"{self.name}: the policy cannot be used: {exc}"
+            raise BadTrace(msg) from exc
 
 
 def names() -> list[str]:
@@ -149,7 +154,7 @@ def parse(text: str, name: str) -> Trace:
 
 def _section(name: str, title: str, steps: list[tuple[int, str, list[str]]]) -> Section:
     ranks: tuple[int, ...] = (1, 2)
-    if steps and (match := re.fullmatch(r"ranks ([\d ]+)", steps[0][1])):
+    if steps and (match := re.fullmatch(r"ranks (\d{1,3}(?: \d{1,3})*)", steps[0][1])):
         ranks = tuple(int(number) for number in match[1].split())
         steps = steps[1:]
     for number, text, _ in steps:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +12,8 @@ from kvbelay.connectors.memory import MemoryConnector, Store
 from kvbelay.core.model import BatchId, Fingerprint, Layout, Ticket, TransferBatch
 from kvbelay.runtime.deadline import Until
 from kvbelay.testing.conformance.scattered import Scattered, Shape
+
+sys.path[:0] = [str(Path(__file__).parent)]  # for what the test modules share
 
 
 class Held:

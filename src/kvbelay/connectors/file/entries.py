@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import itertools
 import os
+import stat
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -78,7 +79,7 @@ class Entries:
     def open(self, name: str) -> int | None:
         """A descriptor of the entry, or None if there is none. An absent directory is an error, not an absent entry."""
         try:
-            return os.open(self.path / name, os.O_RDONLY | os.O_CLOEXEC)
+            return os.open(self.path / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # it may be a pipe
         except FileNotFoundError:
             self.path.stat()
             return None
@@ -151,7 +152,7 @@ class Entries:
     def sweep(self) -> None:
         """Remove the temporaries whose writers are dead: nobody holds their locks."""
         for path in self.path.glob(f"{TEMPORARY}*"):
-            with contextlib.suppress(FileNotFoundError, PermissionError):  # gone meanwhile, or another user's
+            with contextlib.suppress(FileNotFoundError, IsADirectoryError, PermissionError):  # gone, or not ours
                 _sweep_one(path)
 
     def sync(self) -> None:
@@ -183,6 +184,8 @@ class Entries:
                     continue
                 with contextlib.suppress(FileNotFoundError):
                     status = item.stat(follow_symlinks=False)
+                    if not stat.S_ISREG(status.st_mode):  # not ours, and not to be removed like a file
+                        continue
                     if item.name.startswith(TEMPORARY):
                         writing += status.st_size
                     else:
