@@ -4,7 +4,7 @@ VENV := .venv
 WHEEL := $(VENV)-wheel
 VLLM := $(VENV)-vllm
 WHEEL_TESTS := tests/connectors/test_registry.py \
-	$(wildcard tests/connectors/test_*_conformance.py tests/testing/test_traces.py tests/runtime)
+	$(wildcard tests/connectors/test_*_conformance.py tests/testing/test_traces.py tests/testing/test_plugin.py tests/runtime)
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
