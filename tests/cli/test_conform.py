@@ -14,7 +14,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from kvbelay.cli.conform import command
 from kvbelay.cli.main import main
+from kvbelay.testing.conformance import capabilities
 
 MEMORY = ("conform", "memory", "--capability", "CopiesOut", "--config", '{"store": "{scratch}"}')
 FEW = ("-k", "probe", "-k", "read_again")
@@ -227,6 +229,22 @@ def test_record_that_cannot_be_written(refused: Callable[..., str], tmp_path: Pa
     sentence = refused("mine:TestMine", "-k", "probe", "--json", tmp_path / "none" / "record")
     assert "No such file or directory" in sentence
     assert "none/record" in sentence
+
+
+def test_capabilities_are_the_kits() -> None:
+    """The command knows the capabilities that the kit has; it names them itself, so that help needs no extra."""
+    assert tuple(capabilities.CAPABILITIES) == command.CAPABILITIES
+
+
+def test_wrapped_and_staged(run: Run) -> None:
+    """A backend around another one is configured as a whole, and what cannot fence its writes is staged."""
+    plan = {"strikes": [{"fault": "late write", "nth": 10**9}]}
+    config = json.dumps({"connector": "memory", "config": {"store": "{scratch}"}, "plan": plan})
+    ended = run(
+        "conform", "faulty", "--config", config, "-k", "capabilities", "-k", "round_trip", "-k", "memory_is_ours"
+    )
+    assert ended.code == 0, ended.said + ended.errors
+    assert re.search(r"(?m)^I6 +held ", ended.said)
 
 
 def test_help_has_examples(run: Run) -> None:

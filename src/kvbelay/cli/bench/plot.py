@@ -13,6 +13,7 @@ from kvbelay.cli.bench.ledger import Row
 from kvbelay.cli.bench.transfer import Measured, Size, Timed, in_words
 from kvbelay.errors import ConfigError, MissingExtra
 
+BARE = ", no digests"
 SUFFIXES = (".svg", ".png", ".pdf")
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999", "#7F3C8D", "#11A579")
 """The first eight are Okabe and Ito's, which people who see few colours can tell apart."""
@@ -28,7 +29,7 @@ def require(path: Path) -> None:
 
 def transfers(measured: Measured, path: Path) -> None:
     """Shares of memcpy by piece size: of get, and of put and get together."""
-    figure, panels = _pyplot().subplots(1, 2, figsize=(13, 5.5), sharey=True)
+    figure, panels = _pyplot().subplots(1, 2, figsize=(13, 6), sharey=True, layout="constrained")
     batch = min(size.nbytes for size in measured.sizes)
     sizes = [size for size in measured.sizes if size.nbytes == batch]
     for panel, title, seconds in (
@@ -44,7 +45,7 @@ def transfers(measured: Measured, path: Path) -> None:
 
 def ledgers(rows: Sequence[Row], path: Path) -> None:
     """Time an event and bytes a request by the number of live requests."""
-    figure, panels = _pyplot().subplots(1, 2, figsize=(11, 4))
+    figure, panels = _pyplot().subplots(1, 2, figsize=(11, 4), layout="constrained")
     live = [row.live for row in rows]
     for panel, what, values in (
         (panels[0], "microseconds an event", [row.event_s * 1e6 for row in rows]),
@@ -60,11 +61,14 @@ def ledgers(rows: Sequence[Row], path: Path) -> None:
 
 def _shares(panel: Any, sizes: Sequence[Size], seconds: Callable[[Timed], list[float]]) -> None:
     names = [timed.name for timed in sizes[0].ways]
+    kinds = list(dict.fromkeys(name.removesuffix(BARE) for name in names))
     for index, name in enumerate(names):
         shares = [ratio(size.memcpy_s, seconds(size.ways[index])) for size in sizes]
-        dashed = "--" if "no digests" in name else "-"
-        panel.plot(range(len(sizes)), shares, dashed, marker="o", ms=4, label=name, color=COLOURS[index % len(COLOURS)])
+        dashed = "--" if name.endswith(BARE) else "-"
+        colour = COLOURS[kinds.index(name.removesuffix(BARE)) % len(COLOURS)]
+        panel.plot(range(len(sizes)), shares, dashed, marker="o", ms=4, label=name, color=colour)
     panel.axhline(LEAST, color="#999999", lw=0.8, ls=":")
+    panel.annotate(f"bar: {LEAST}", (0, LEAST), xytext=(0, 3), textcoords="offset points", color="#777777", fontsize=8)
     panel.set_yscale("log")
     panel.set_yticks([0.05, 0.1, 0.2, 0.5, 1.0, 2.0], ["0.05", "0.1", "0.2", "0.5", "1", "2"])
     labels = [f"{in_words(size.piece_nbytes)}\n{size.nbytes / median(size.memcpy_s) / 1e9:.1f} GB/s" for size in sizes]

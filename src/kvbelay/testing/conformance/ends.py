@@ -205,8 +205,9 @@ class Lives(Kit):
             for connector in (ready.source, ready.reader):
                 require(not isinstance(connector, Unfenced), "it is Unfenced: run the kit on it wrapped in Staged")
             has = isinstance(ready.source, Publishes)
+            unclaimed = "it has released(), and its case does not claim GivesLeases"
             require(
-                has == self.publishes, f"it {'has' if has else 'lacks'} released(), its class in the kit says otherwise"
+                has == self.publishes, unclaimed if has else "it has no released(), and its case claims GivesLeases"
             )
 
 
