@@ -58,7 +58,8 @@ def content_of(seed: int, nbytes: int) -> bytes:
 class Engine(Wrapper):
     """Every get and put is a process that touches the batch's memory. ``freeze``: the next one freezes midway.
 
-    ``landed`` is called when a process is done and its call has not returned yet. A ticket's ``incarnation`` is the seed of its content. ``drain`` is true once the batch's process is gone.
+    ``landed`` is called when a process is done and its call has not returned yet. A ticket's ``incarnation`` is the
+    seed of its content. ``drain`` is true once the batch's process is gone.
     """
 
     def __init__(self, inner: Any, memories: list[Shared]) -> None:
