@@ -55,7 +55,7 @@ SHORT = Size(5.0, 6, Shape(1, 64, 256 << 10), Shape(200, 1, 256), 2)
 ROUNDS = 3
 
 
-def soak(size: Size, seed: int, scratch: Path, *, tell: bool) -> dict[str, object]:
+def soak(size: Size, seed: int, scratch: Path) -> dict[str, object]:
     """Run it; returns figures and, under ``wrong``, everything that is not as it must be."""
     began = time.monotonic()
     level(scratch, SUFFIX)  # what looking itself needs for the first time
@@ -64,6 +64,10 @@ def soak(size: Size, seed: int, scratch: Path, *, tell: bool) -> dict[str, objec
     storm = Storm(layer, remote, seed)
     levels: list[Level] = []
     wrong: list[str] = []
+
+    def say(what: str) -> None:
+        print(f"{time.monotonic() - began:7.1f} s  {what}", flush=True)
+
     try:
         while len(levels) < ROUNDS or time.monotonic() - began < size.seconds:
             number = len(levels)
@@ -71,15 +75,16 @@ def soak(size: Size, seed: int, scratch: Path, *, tell: bool) -> dict[str, objec
             layer.strike(on=True)
             storm.rage(size.seconds / ROUNDS / 2, size.least)
             layer.strike(on=False)
+            say(f"round {number}: the storm is over, {storm.requests} requests so far")
             for index in range(size.smalls):
                 storm.load_whole(f"small{number}.{index}", size.small, index)
+            say(f"round {number}: {size.smalls} requests of {size.small.batches} small batches are over")
             storm.load_whole(f"large{number}", size.large, number)
             remote.close()
             wrong += [f"round {number}: {what} left" for what in layer.settle()]
             _sweep(scratch)
             levels.append(level(scratch, SUFFIX))
-            if tell:
-                print(f"{time.monotonic() - began:7.1f} s  round {number}: {_line(levels[-1])}", flush=True)
+            say(f"round {number}: {_line(levels[-1])}")
     finally:
         remote.close()
         wrong += [f"after close: {what}" for what in layer.close()]
@@ -139,7 +144,7 @@ def main() -> int:
     arguments = parser.parse_args()
     size = SHORT if arguments.short else FULL._replace(seconds=arguments.seconds)
     with tempfile.TemporaryDirectory(prefix="kb") as folder:  # short enough for a unix socket
-        figures = soak(size, arguments.seed, Path(folder), tell=True)
+        figures = soak(size, arguments.seed, Path(folder))
     if arguments.json:
         arguments.json.write_text(json.dumps(figures, indent=1), encoding="utf-8")
     for name, value in figures.items():

@@ -22,7 +22,7 @@ from kvbelay.runtime.belay import Belay
 from soak.blocks import FINGERPRINT, Blocks, Shape
 
 LEASE_S = 20.0
-STORE_NBYTES = 64 << 20
+STORE_NBYTES = 16 << 20
 
 
 class Kept:
