@@ -4,7 +4,7 @@ VENV := .venv
 WHEEL := $(VENV)-wheel
 VLLM := $(VENV)-vllm
 WHEEL_TESTS := tests/connectors/test_registry.py \
-	$(wildcard tests/connectors/test_*_conformance.py tests/testing/test_traces.py tests/runtime)
+	$(wildcard tests/connectors/test_*_conformance.py tests/testing/test_traces.py tests/testing/test_plugin.py tests/runtime)
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
@@ -25,8 +25,8 @@ demo: $(VENV)/installed ## Move a real model's KV cache between two processes wh
 
 bench: $(VENV)/installed ## Measure what it costs, into bench-results/
 	mkdir -p bench-results
-	$(BIN)/kvbelay bench ledger --json bench-results/ledger.json
-	$(BIN)/kvbelay bench transfer --json bench-results/transfer.json
+	$(BIN)/kvbelay bench ledger --json bench-results/ledger.json --plot bench-results/ledger.svg
+	$(BIN)/kvbelay bench transfer --json bench-results/transfer.json --plot bench-results/transfer.svg
 
 bench-guard: $(VLLM)/installed ## Measure the vLLM guard against vLLM's own class
 	mkdir -p bench-results

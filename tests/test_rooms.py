@@ -42,7 +42,7 @@ ROOMS = {
         ("kvbelay.core", "kvbelay.errors", "kvbelay.runtime"), ("msgspec", "numpy", "gguf", "tokenizers")
     ),
     "kvbelay.vllm": Room(("kvbelay.core", "kvbelay.errors"), ("msgspec", "vllm", "torch", "prometheus_client")),
-    "kvbelay.cli": Room((ANY,), ("msgspec", "click", "rich", "numpy", "tomli")),
+    "kvbelay.cli": Room((ANY,), ("msgspec", "click", "rich", "matplotlib", "numpy", "tomli")),
     "kvbelay.cli.bench.hosted": Room((ANY,), ("msgspec", "vllm", "torch")),
 }
 """The longest prefix counts. Each module or folder of ``connectors`` is a room of its own; the package's own

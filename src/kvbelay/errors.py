@@ -155,6 +155,12 @@ class FingerprintMismatch(KvbelayError):
         self.field = field
 
 
+class AuthenticationFailed(KvbelayError):
+    """One side could not prove who it is, or demands another proof than the other one gives."""
+
+    fault = Fault.OPERATOR
+
+
 class CorruptData(KvbelayError):
     """The bytes that landed are not the bytes that left: their digests differ."""
 

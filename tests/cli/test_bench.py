@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -43,24 +44,37 @@ def row(live: int, event_us: float, nbytes_each: float = 700.0) -> Row:
     return Row(live, nbytes_each, [burst] * 3)
 
 
-def measured(*, memory: float = 0.7, stream: float = 0.3, killed_s: float = 0.01) -> Measured:
-    """Every piece size alike: ``memory`` and ``stream`` are shares of memcpy."""
+def measured(
+    *,
+    memory: float = 0.7,
+    stream: float = 0.7,
+    bare: float = 0.9,
+    tcp: float = 0.8,
+    rival_s: float = 0.03,
+    killed_s: float = 0.01,
+) -> Measured:
+    """Every piece size alike: ``memory``, ``stream`` and ``bare`` are shares of memcpy, ``tcp`` one of iperf3."""
     sizes = [
         Size(
             piece,
+            64 * MIB,
             [0.01] * 3,
             [0.005] * 3,
             [
                 Timed("memory", [0.01] * 3, [0.01 / memory] * 3),
                 Timed("stream, unix", [0.002] * 3, [0.01 / stream - 0.002] * 3),
+                Timed("stream, unix, no digests", [0.0] * 3, [0.01 / bare] * 3),
+                Timed("stream, tcp", [0.002] * 3, [0.064 / tcp] * 3),
+                Timed("stream, tcp, no digests", [0.0] * 3, [0.06] * 3),
+                Timed("raw nixl, no digests", [0.0] * 3, [rival_s] * 3),
             ],
         )
         for piece in transfer.PIECES
     ]
     layers = [Layer("memory", 64 * KIB, MIB, [0.001] * 3, [0.0012] * 3)]
     return Measured(
-        64 * MIB,
         sizes,
+        [64 * MIB / 0.064] * 3,
         layers,
         [Killed("stream, unix", 128 * MIB, [killed_s] * 3), Killed("stream, unix", 1152 * MIB, [9.0] * 3)],
     )
@@ -94,18 +108,52 @@ def test_ledger_exit_code(
     ("figures", "good"),
     [
         ({}, True),
-        ({"stream": 0.01}, True),
+        ({"stream": 0.59}, False),
+        ({"bare": 0.84}, False),
         ({"memory": 0.59}, False),
+        ({"tcp": 0.74}, False),
+        ({"rival_s": 0.0001}, False),
         ({"killed_s": 0.051}, False),
     ],
-    ids=["within", "what waits does not count", "slow memory", "slow to know"],
+    ids=["within", "slow stream", "slow without digests", "slow memory", "slow tcp", "a faster rival", "slow to know"],
 )
 def test_transfer_exit_code(figures: dict[str, float], good: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bars that wait for something that is not built yet are printed as short, and do not count."""
+    """A missed bar is exit code 1. One that waits for something is printed as short, and does not count."""
     monkeypatch.setattr(transfer, "measure", lambda *_: measured(**figures))
     result = run("transfer", "--check")
     assert result.exit_code == int(not good)
-    assert "waits for process_vm_readv" in result.output
+    assert "waits for word of its exit" in result.output
+
+
+@pytest.mark.parametrize("suffix", ["svg", "png"])
+def test_pictures(suffix: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """--plot draws every way by name, and what the ledger costs."""
+    monkeypatch.setattr(transfer, "measure", lambda *_: measured())
+    monkeypatch.setattr(ledger, "measure", lambda *_: [row(1000, 10.0), row(1_000_000, 12.9)])
+    for command in ("transfer", "ledger"):
+        drawn = tmp_path / f"{command}.{suffix}"
+        assert run(command, "--plot", str(drawn)).exit_code == 0
+        assert drawn.stat().st_size > 5_000
+    if suffix == "svg":
+        text = (tmp_path / "transfer.svg").read_text()
+        assert all(f"<!-- {way.name} -->" in text for way in measured().sizes[0].ways)
+
+
+@pytest.mark.usefixtures("signals")
+@pytest.mark.parametrize(
+    ("name", "what"), [("drawn.gif", "let its name end with"), ("drawn.svg", r"pip install 'kvbelay\[plot\]'")]
+)
+def test_no_picture(
+    name: str, what: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """What cannot be drawn is said before anything is measured, with what to do."""
+    monkeypatch.setattr(transfer, "measure", lambda *_: pytest.fail("it began all the same"))
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setattr(sys, "argv", ["kvbelay", "bench", "transfer", "--plot", str(tmp_path / name)])
+    with pytest.raises(SystemExit) as ended:
+        entry.main()
+    assert ended.value.code == 2
+    assert re.search(what, capsys.readouterr().err)
 
 
 def guarded(*, layers: float = 0.9, whole: float = 1.2, worn: float = 1.0, kept: int = 0) -> Guarded:
@@ -212,7 +260,15 @@ def test_ledger_for_real(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
 @pytest.fixture
 def _tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """32 MiB: more than the sockets' buffers hold, so that a source killed midway still owes most of it."""
-    for name, value in (("PIECES", (64 * KIB,)), ("BATCH", 32 * MIB), ("ROUNDS", 1), ("KILLS", 1), ("BALLAST", (0,))):
+    for name, value in (
+        ("PIECES", (64 * KIB,)),
+        ("BATCH", 32 * MIB),
+        ("LARGE", 64 * MIB),
+        ("ROUNDS", 1),
+        ("LARGE_ROUNDS", 1),
+        ("KILLS", 1),
+        ("BALLAST", (0,)),
+    ):
         monkeypatch.setattr(transfer, name, value)
 
 
@@ -223,9 +279,12 @@ def test_transfer_for_real(tmp_path: Path) -> None:
     result = run("transfer", "--json", str(record))
     assert result.exit_code == 0, result.output
     found = json.loads(record.read_bytes())["measured"]
-    (size,) = found["sizes"]
+    size, large = found["sizes"]
     names = [way["name"] for way in size["ways"]]
-    assert names[:3] == ["memory", "stream, unix", "stream, tcp"]
+    streams = ["stream, unix", "stream, tcp", "stream, unix, no digests", "stream, tcp, no digests"]
+    assert names[0] == "memory"
+    assert [name for name in names if name.startswith("stream")] == streams
+    assert [way["name"] for way in large["ways"]][:4] == streams
     assert any(name.startswith("file, ") for name in names)
     assert all(len(way[key]) == 1 and way[key][0] > 0 for way in size["ways"] for key in ("put_s", "get_s"))
     assert size["memcpy_s"][0] > 0
@@ -266,8 +325,9 @@ def test_a_way_that_brings_nothing_is_found_out(digest: bytes, what: str, monkey
     monkeypatch.setattr(transfer, "BATCH", MIB)
     memory, landing = Memory(MIB, 0), Memory(MIB, 1)
     memory.fill()
+    size = Size(64 * KIB, MIB, ways=[Timed("liar")])
     with pytest.raises(CorruptData, match=what):
-        transfer._size([Liar(memory, digest)], memory, landing, 64 * KIB, print)
+        transfer._size([Liar(memory, digest)], memory, landing, size, rounds=1, note=print)
 
 
 @pytest.mark.usefixtures("_tiny")
@@ -348,12 +408,12 @@ def test_unwritable_record(
 
 
 def test_help() -> None:
-    """All have examples; guard and transfer say what they do not measure."""
+    """All have examples; guard says what it does not measure."""
     for which in ("guard", "ledger", "transfer"):
         assert which in run("--help").output
         text = run(which, "--help").output
         assert "Examples:" in text
-        assert ("Not measured" in text) is (which != "ledger")
+        assert ("Not measured" in text) is (which == "guard")
 
 
 def test_plain_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import socket
@@ -16,11 +17,12 @@ from typing import IO, Any, NamedTuple
 import msgspec
 import pytest
 
-from kvbelay.connectors.stream import BACKEND, StreamConfig, StreamConnector
+from kvbelay.connectors.stream import BACKEND, StreamConfig, StreamConnector, TlsConfig, near
 from kvbelay.core.model import BatchId, Fingerprint, Layout, Ticket, TransferBatch, chain_prefix
 from kvbelay.runtime.deadline import Until
 from kvbelay.testing.conformance.scattered import Scattered, Shape
 
+ROOT = Path(__file__).resolve().parents[2]
 PEER = Path(__file__).with_name("stream_peer.py")
 FINGERPRINT = Fingerprint(
     model="test/tiny",
@@ -73,7 +75,7 @@ class Rig:
 
     def address(self, name: str = "source") -> str:
         """Where a source may listen."""
-        return f"unix://{self.scratch}/{name}" if self.kind == "unix" else "tcp://127.0.0.1:0"
+        return f"unix://{self.scratch}/{name}" if self.kind != "tcp" else "tcp://127.0.0.1:0"
 
     def open(self, fingerprint: Fingerprint = FINGERPRINT, **config: Any) -> StreamConnector:
         """A connector named "near"."""
@@ -93,7 +95,7 @@ class Rig:
         memory = Scattered(shape, seed=seed)
         return Part(TransferBatch(self.identity(index), f"request-{index}", 1, memory.spans), memory)
 
-    def peer(self, shape: Shape, *, count: int = 1, seed: int = 1, listen: str = "") -> Peer:
+    def peer(self, shape: Shape, *, count: int = 1, seed: int = 1, listen: str = "", **config: Any) -> Peer:
         """A source in a process of its own that has put ``count`` batches, the index-th filled from seed + index."""
         ids = [msgspec.msgpack.encode(self.identity(index)).hex() for index in range(count)]
         spec = {
@@ -102,6 +104,7 @@ class Rig:
             "ids": ids,
             "shape": shape,
             "seed": seed,
+            "config": msgspec.to_builtins(config),
         }
         process = subprocess.Popen(
             [sys.executable, str(PEER), json.dumps(spec)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -125,16 +128,77 @@ def _pipe(pipe: IO[str] | None) -> IO[str]:
     return pipe
 
 
-@pytest.fixture(params=["unix", "tcp"])
-def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
-    """Everything on unix sockets, then on TCP."""
+@contextlib.contextmanager
+def rigged(kind: str) -> Iterator[Rig]:
     scratch = Path(tempfile.mkdtemp(prefix="kb"))  # short enough for a unix socket
-    made = Rig(request.param, scratch)
+    made = Rig(kind, scratch)
     try:
         yield made
     finally:
         made.close()
         shutil.rmtree(scratch)
+
+
+@pytest.fixture(params=["near", "unix", "tcp"])
+def rig(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    """Everything on unix sockets, whose readers read the source's memory; on those where this is forbidden; on TCP."""
+    if request.param == "unix":
+        monkeypatch.setattr(near, "_readv", None)
+    with rigged(request.param) as made:
+        yield made
+
+
+@pytest.fixture
+def tcp() -> Iterator[Rig]:
+    """On TCP alone."""
+    with rigged("tcp") as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def certify() -> Callable[..., Path]:
+    return certificates
+
+
+@pytest.fixture(scope="session")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with authority.pem, node.pem and node.key, made by the commands of docs/stream.md."""
+    return certificates(tmp_path_factory.mktemp("authority"))
+
+
+def certificates(folder: Path, addresses: str = "IP:127.0.0.1") -> Path:
+    """Run what docs/stream.md says, for these addresses; what is there already of the authority is kept."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl, which makes certificates, is not installed")
+    once, node = (ROOT / "docs" / "stream.md").read_text().split("```sh\n")[2].split("```")[0].split("\n\n")
+    script = node.replace("ADDRESSES=IP:10.0.0.1", f"ADDRESSES={addresses}")
+    assert addresses in script
+    if not (folder / "authority.key").exists():
+        script = f"{once}\n{script}"
+    done = subprocess.run(["bash", "-euc", script], cwd=folder, capture_output=True, text=True, check=False)  # noqa: S607
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture
+def token_file(tmp_path: Path) -> str:
+    """A token, made by the command of docs/stream.md."""
+    command = (ROOT / "docs" / "stream.md").read_text().split("```sh\n")[1].split("```")[0]
+    subprocess.run(["bash", "-euc", command], cwd=tmp_path, check=True)  # noqa: S607
+    return str(tmp_path / "token")
+
+
+@pytest.fixture
+def kinds(authority: Path, token_file: str) -> dict[str, dict[str, Any]]:
+    """What a configuration says for each kind of trust."""
+    tls = TlsConfig(*(str(authority / name) for name in ("node.pem", "node.key", "authority.pem")))
+    return {"plain": {}, "token": {"token_file": token_file}, "tls": {"tls": tls}}
+
+
+@pytest.fixture(params=["token", "tls"])
+def secured(request: pytest.FixtureRequest, kinds: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """What a configuration says for each kind that may leave the host."""
+    return kinds[request.param]
 
 
 @pytest.fixture

@@ -16,7 +16,8 @@ from kvbelay.testing.conformance.scattered import Scattered
 def main() -> None:
     spec = json.loads(sys.argv[1])
     fingerprint = msgspec.msgpack.decode(bytes.fromhex(spec["fingerprint"]), type=Fingerprint)
-    source = BACKEND.open(StreamConfig(listen=spec["listen"]), child="near", fingerprint=fingerprint)
+    config = msgspec.convert({"listen": spec["listen"], **spec["config"]}, StreamConfig)
+    source = BACKEND.open(config, child="near", fingerprint=fingerprint)
     for index, identity in enumerate(spec["ids"]):
         memory = Scattered([tuple(part) for part in spec["shape"]], seed=index)
         memory.fill(spec["seed"] + index)

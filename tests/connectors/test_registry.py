@@ -12,7 +12,8 @@ import pytest
 from kvbelay.connectors import registry
 from kvbelay.connectors.faulty import Fault, Faulty
 from kvbelay.connectors.memory import MemoryConnector
-from kvbelay.connectors.registry import known, open_backend, open_child, prepare
+from kvbelay.connectors.port import PORT_VERSION
+from kvbelay.connectors.registry import known, load_object, open_backend, open_child, prepare, prepare_object
 from kvbelay.core.model import Fingerprint
 from kvbelay.errors import Closed, ConfigError, MissingExtra, PeerLost
 from kvbelay.runtime.deadline import Until
@@ -264,6 +265,34 @@ def test_object_that_is_no_backend(install: Install, value: str, lacking: list[s
     error = refused("other")
     for part in ("Config", "digest_in_pass", "open()"):
         assert (part in error.what.partition("lacks")[2]) == (part in lacking)
+
+
+@pytest.mark.parametrize("version", ["0", "2", "'1'", "True", "None", "1.0"])
+def test_port_version_that_is_not_ours(install: Install, version: str) -> None:
+    """A backend that was written for another version of the port, or whose version is none, is refused by name."""
+    install("newer", f"{ACME}\nBackend.port_version = {version}", newer="newer:BACKEND")
+    error = refused("newer")
+    assert error.what == f"connector 'newer' of newer was written for port version {version}, this is {PORT_VERSION}"
+    assert f"for port version {PORT_VERSION}" in error.remedy
+
+
+def test_port_version_that_is_ours(install: Install) -> None:
+    """A backend that says the version that this is opens, as does one that says none."""
+    install("ours", f"{ACME}\nBackend.port_version = {PORT_VERSION}", ours="ours:BACKEND")
+    assert open_child("near", "ours", {"address": "here"}, OURS).child == "near"
+
+
+def test_backend_that_nobody_registered(install: Install) -> None:
+    """What module:attribute names is loaded, checked and configured as an entry point would be."""
+    install()
+    backend = load_object("acme:BACKEND", source="TARGET")
+    assert prepare_object("near", "acme:BACKEND", backend, {"address": "here"}).open(OURS).child == "near"
+    for reference, text in (("acme:NOTHING", "NOTHING"), ("acme:", "acme:"), ("no_such_module:X", "no_such_module")):
+        with pytest.raises(ConfigError, match=text) as caught:
+            load_object(reference, source="TARGET")
+        assert str(caught.value).startswith("TARGET: ")
+    with pytest.raises(ConfigError, match="acme:HALF of acme is no backend"):
+        prepare_object("near", "acme:HALF", load_object("acme:HALF"), {})
 
 
 def test_connector_without_methods(install: Install) -> None:

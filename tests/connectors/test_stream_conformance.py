@@ -1,9 +1,13 @@
-"""The stream connector passes the conformance kit, over unix sockets and over TCP."""
+"""The stream connector passes the conformance kit, over unix sockets and TCP, with each kind of proof."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import pytest
 
 from kvbelay.connectors.stream import BACKEND, StreamConfig, StreamConnector
 from kvbelay.core.model import Fingerprint
@@ -13,6 +17,8 @@ from kvbelay.testing import ConnectorConformance, GivesLeases, HasPeer
 class _Stream(GivesLeases, HasPeer, ConnectorConformance):
     """The source listens, the reader knows its address, and listens nowhere itself."""
 
+    trust: Mapping[str, Any] = MappingProxyType({})
+
     def address(self, scratch: Path) -> str:
         return f"unix://{scratch}/source"
 
@@ -20,11 +26,11 @@ class _Stream(GivesLeases, HasPeer, ConnectorConformance):
         return self.open_leasing(scratch, fingerprint, 30.0)
 
     def open_leasing(self, scratch: Path, fingerprint: Fingerprint, lease_s: float) -> StreamConnector:
-        config = StreamConfig(listen=self.address(scratch), lease_s=lease_s)
+        config = StreamConfig(listen=self.address(scratch), lease_s=lease_s, **self.trust)
         return BACKEND.open(config, child=self.child, fingerprint=fingerprint)
 
     def open_reader(self, scratch: Path, fingerprint: Fingerprint) -> StreamConnector:
-        config = StreamConfig(peers=(self.address(scratch),))
+        config = StreamConfig(peers=(self.address(scratch),), **self.trust)
         return BACKEND.open(config, child=self.child, fingerprint=fingerprint)
 
 
@@ -44,3 +50,15 @@ class TestStreamOnTcp(_Stream):
         source = super().open_leasing(scratch, fingerprint, lease_s)
         self.addresses[scratch] = source.address or ""
         return source
+
+
+class TestStreamWithToken(TestStreamOnTcp):
+    @pytest.fixture(autouse=True)
+    def shared(self, token_file: str) -> None:
+        self.trust = {"token_file": token_file}
+
+
+class TestStreamOnTls(TestStreamOnTcp):
+    @pytest.fixture(autouse=True)
+    def certified(self, kinds: dict[str, dict[str, Any]]) -> None:
+        self.trust = kinds["tls"]

@@ -14,6 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvbelay.connectors.spans import CHUNK
+from kvbelay.connectors.stream.auth import Trust
+from kvbelay.connectors.stream.clients import Clients
 from kvbelay.connectors.stream.frames import (
     HEADER,
     MAGIC,
@@ -31,7 +33,7 @@ from kvbelay.connectors.stream.frames import (
 from kvbelay.connectors.stream.server import Server
 from kvbelay.connectors.stream.shelf import Shelf
 from kvbelay.connectors.stream.sockets import Listener, parse
-from kvbelay.core.model import BatchResult
+from kvbelay.core.model import BatchResult, TransferBatch
 from kvbelay.runtime.deadline import Until
 
 SMALL = [(3, 256)]
@@ -89,7 +91,7 @@ def require_service(source: Any, rig: Any) -> None:
 def require_idle(source: Any) -> None:
     """Soon it serves no connection any more."""
     until = Until(10.0)
-    while source._server._serving:
+    while len(source._server._clients):
         until.sleep(0.005)
 
 
@@ -128,7 +130,8 @@ def impatient(rig: Any) -> Iterator[tuple[Server, Shelf]]:
     """A server that waits a quarter of a second for its clients, and its shelf."""
     listener = Listener(parse(rig.address("impatient"), field="listen"), field="listen")
     shelf = Shelf(child="near", peer=str(listener.address), incarnation=2, limit=8, lease_s=60.0)
-    server = Server(listener, shelf, Hello(rig.fingerprint, 2), child="near", max_clients=8, patience_s=0.25)
+    hello, clients = Hello(rig.fingerprint, 2), Clients(8)
+    server = Server(listener, shelf, hello, child="near", trust=Trust(), clients=clients, patience_s=0.25)
     yield server, shelf
     shelf.close()
     server.close()
@@ -139,7 +142,7 @@ def test_slow_clients(rig: Any, raw: Any, impatient: tuple[Server, Shelf]) -> No
     server, shelf = impatient
     address = str(server._listener.address)
     memory = [[memoryview(bytes(CHUNK))] for _ in range(64)]
-    shelf.publish(rig.identity(), 64 * CHUNK, bytes(16), memory)
+    shelf.publish(TransferBatch(rig.identity(), "put", 1, ()), 64 * CHUNK, bytes(16), memory)
     hello = greeting(rig)
     silent, trickling, stuck, deaf, idle = (raw(address) for _ in range(5))
     stuck.sendall(hello + encode(Ping())[:7])
@@ -152,7 +155,7 @@ def test_slow_clients(rig: Any, raw: Any, impatient: tuple[Server, Shelf]) -> No
             time.sleep(0.02)
     assert time.monotonic() - began < 0.02 * len(hello)
     until = Until(10.0)
-    while len(server._serving) > 1:
+    while len(server._clients) > 1:
         until.sleep(0.005)
     for sock in (silent, stuck, deaf):
         assert len(drain(sock)) < 64 * CHUNK

@@ -22,6 +22,8 @@ from kvbelay.runtime.deadline import Until
         ("unix:///tmp/a b", Address(path="/tmp/a b")),  # noqa: S108  # only parsed
         ("tcp://127.0.0.1:0", Address(host="127.0.0.1", port=0)),
         ("tcp://127.8.0.1:65535", Address(host="127.8.0.1", port=65535)),
+        ("tcp://10.0.0.1:80", Address(host="10.0.0.1", port=80)),
+        ("tcp://[fd00::1]:80", Address(host="fd00::1", port=80)),
     ],
 )
 def test_addresses(text: str, address: Address) -> None:
@@ -32,7 +34,22 @@ def test_addresses(text: str, address: Address) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "unix://relative", "tcp://127.0.0.1", "tcp://127.0.0.1:65536", "tcp://127.0.0.1:-1", "http://127.0.0.1:80"],
+    [
+        "",
+        "unix://relative",
+        "tcp://127.0.0.1",
+        "tcp://127.0.0.1:65536",
+        "tcp://127.0.0.1:-1",
+        "tcp://127.1:80",
+        "tcp://::1:80",
+        "tcp://[127.0.0.1]:80",
+        "tcp://[::ffff:127.0.0.1]:80",
+        "tcp://[fe80::1%lo]:80",
+        "tcp://localhost:80",
+        "tcp://example.org:80",
+        "tcp://:80",
+        "http://127.0.0.1:80",
+    ],
 )
 def test_no_address(text: str) -> None:
     """What is no address is refused with the shapes that are."""
@@ -40,14 +57,33 @@ def test_no_address(text: str) -> None:
         parse(text, field="listen")
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "10.0.0.1", "localhost", "example.org", "[::1]", "128.0.0.1", ""])  # noqa: S104
+@pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "10.0.0.1", "[fd00::1]", "128.0.0.1"])  # noqa: S104
 def test_loopback_only(rig: Any, host: str) -> None:
-    """Any host but loopback is refused in plain words, as an address to listen on, as a peer, before anything opens."""
-    with pytest.raises(ConfigError, match=r"listen: .* on loopback only, for now"):
+    """Without a token or TLS any host but loopback is refused in plain words, before anything opens."""
+    refused = "beyond it stream demands a shared token or mutual TLS; set token_file or tls"
+    with pytest.raises(ConfigError, match=f"listen: .*{refused}"):
         rig.open(listen=f"tcp://{host}:0")
-    with pytest.raises(ConfigError, match=r"peers\[1\]: .* on loopback only, for now"):
+    with pytest.raises(ConfigError, match=rf"peers\[1\]: .*{refused}"):
         rig.open(listen=rig.address(), peers=("tcp://127.0.0.1:1", f"tcp://{host}:1"))
+    with pytest.raises(ConfigError, match=f"advertise: .*{refused}"):
+        rig.open(listen=rig.address(), advertise=f"tcp://{host}:1")
     assert list(rig.scratch.iterdir()) == []
+
+
+def test_addresses_of_this_host() -> None:
+    """Only unix sockets and loopback addresses count as local; only all-zero ones as wildcards."""
+    local = ["unix:///x", "tcp://127.0.0.1:1", "tcp://127.200.3.4:1", "tcp://[::1]:1"]
+    wildcards = ["tcp://0.0.0.0:1", "tcp://[::]:1"]
+    texts = [*local, *wildcards, "tcp://10.0.0.1:1", "tcp://[fd00::1]:1"]
+    addresses = [parse(text, field="x") for text in texts]
+    assert [str(address) for address in addresses if address.local] == local
+    assert [str(address) for address in addresses if address.wildcard] == wildcards
+
+
+def test_ipv6(rig: Any) -> None:
+    """A source on IPv6's loopback is reached there."""
+    source = rig.open(listen="tcp://[::1]:0")
+    rig.open(peers=(source.address,)).probe(Until(5.0))
 
 
 def test_long_path_is_refused() -> None:
@@ -125,6 +161,8 @@ def test_ticket_bears_the_real_port(rig: Any) -> None:
         {"lease_s": 0},
         {"max_clients": 0},
         {"max_published": 0},
+        {"tls": {"cert": "c", "key": "k"}},
+        {"tls": {"cert": "c", "key": "k", "ca": "a", "server_name": ".x"}},
     ],
 )
 def test_bad_configuration(config: dict[str, object]) -> None:

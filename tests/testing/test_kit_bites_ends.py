@@ -255,6 +255,12 @@ class LeaksASegment(Wrapper):
             SEGMENTS.append(shared_memory.SharedMemory(create=True, size=4096))
 
 
+class GivesLeasesInSecret(Wrapper):
+    def __init__(self, inner: Connector) -> None:
+        super().__init__(inner)
+        self.released = lambda _within: ()
+
+
 OVER: list[threading.Event] = []
 LEFT: list[int] = []
 SEGMENTS: list[shared_memory.SharedMemory] = []
@@ -306,6 +312,7 @@ BITES = [
     Bite("test_close_ends_calls", HangsWhenClosed, "get is not over", waits=True),
     Bite("test_restart", ServesOthersAfterRestart, "other bytes landed"),
     Bite("test_capabilities", unfenced, "run the kit on it wrapped in Staged"),
+    Bite("test_capabilities", GivesLeasesInSecret, "it has released.., and its case does not claim GivesLeases"),
 ]
 PARTS = (Calls, Lives)
 

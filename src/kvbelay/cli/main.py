@@ -17,6 +17,7 @@ from kvbelay.errors import KvbelayError
 
 COMMANDS = {
     "bench": "kvbelay.cli.bench.command:bench",
+    "conform": "kvbelay.cli.conform.command:conform",
     "demo": "kvbelay.cli.demo.command:demo",
 }
 

@@ -18,6 +18,11 @@ import msgspec
 
 from kvbelay.core.model import BatchId, BatchResult, Fingerprint, Miss, Ticket, TransferBatch
 
+PORT_VERSION = 1
+"""Grows when a connector that was written for the version before could be called, or read, wrongly; see
+``docs/write-a-connector.md``. A backend that says its ``port_version`` is opened only by a kvbelay that knows it.
+"""
+
 
 class Deadline(Protocol):
     """How long a call may take, and whether it is still wanted. Ask in every loop."""
@@ -82,7 +87,10 @@ class Unfenced(Protocol):
 
 
 class Backend(Protocol):
-    """What an entry point in the group ``kvbelay.connectors`` names: how to open a connector from its configuration."""
+    """What an entry point in the group ``kvbelay.connectors`` names: how to open a connector from its configuration.
+
+    It may say for which version of the port it was written: ``port_version = 1``.
+    """
 
     Config: ClassVar[type[msgspec.Struct]]
     digest_in_pass: ClassVar[bool]

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from kvbelay.connectors.port import Backend, Connector, Unfenced, Wrapping
+from kvbelay.connectors.port import PORT_VERSION, Backend, Connector, Unfenced, Wrapping
 from kvbelay.connectors.staged import Staged
 from kvbelay.core import boundary
 from kvbelay.core.boundary import Where
@@ -130,7 +130,21 @@ def prepare(child: str, connector: str, config: Mapping[str, object], *, source:
         For an unknown connector, an unknown or missing field, a wrong type, a package that cannot be loaded or that is
         no `Backend`; `MissingExtra` where a library is absent.
     """
-    return _prepared(child, connector, config, Place(source, field), 1)
+    place = Place(source, field)
+    return _prepared(child, connector, _named(connector, place), config, place)
+
+
+def prepare_object(
+    child: str, name: str, thing: object, config: Mapping[str, object], *, source: str = "", field: str = ""
+) -> Prepared:
+    """`prepare` with an object that should be a `Backend`, and that no package need have registered."""
+    place = Place(source, field)
+    return _prepared(child, name, _checked(EntryPoint(name, name, GROUP), thing, place), config, place)
+
+
+def load_object(reference: str, *, source: str = "", field: str = "") -> Any:
+    """What ``module:attribute`` names. Raises `ConfigError` for whatever is raised meanwhile, as `prepare` does."""
+    return _loaded(EntryPoint(reference, reference, GROUP), Place(source, field))
 
 
 def open_backend(name: str) -> Backend:
@@ -154,17 +168,24 @@ def known() -> tuple[str, ...]:
     return tuple(sorted({*BUILT_IN, *entry_points(group=GROUP).names}))
 
 
-def _prepared(child: str, connector: str, config: Mapping[str, object], place: Place, depth: int) -> Prepared:
-    source, field = place
+def _named(connector: str, place: Place) -> Backend:
+    """The backend that stands under ``connector``, beside the ``config`` at that place."""
+    head, dot, last = place.field.rpartition(".")
+    return _backend(connector, Place(place.source, f"{head}{dot}connector" if last == "config" else place.field))
+
+
+def _prepared(
+    child: str, connector: str, backend: Backend, config: Mapping[str, object], place: Place, *, depth: int = 1
+) -> Prepared:
     if depth > WRAPPED:
         msg = f"more than {WRAPPED} connectors stand around one another"
         raise place.error(msg, remedy="wrap fewer")
-    head, dot, last = field.rpartition(".")
-    backend = _backend(connector, Place(source, f"{head}{dot}connector" if last == "config" else field))
     decoded: Any = _decoded(connector, config, backend, place)
     inner = None
     if isinstance(backend, Wrapping):
-        inner = _prepared(child, decoded.connector, decoded.config, Place(source, place.at("config")), depth + 1)
+        within = Place(place.source, place.at("config"))
+        found = _named(decoded.connector, within)
+        inner = _prepared(child, decoded.connector, found, decoded.config, within, depth=depth + 1)
     return Prepared(child, connector, backend, decoded, place, inner)
 
 
@@ -198,6 +219,14 @@ def _loaded(point: EntryPoint, place: Place) -> object:
 
 
 def _checked(point: EntryPoint, loaded: Any, place: Place) -> Backend:
+    written_for = boundary.peek(loaded, "port_version")
+    silent = boundary.is_a(written_for, boundary.Absent) or boundary.is_a(written_for, boundary.Broken)
+    if not silent and (type(written_for) is not int or written_for != PORT_VERSION):
+        said = boundary.text_of(written_for)
+        msg = (
+            f"connector {point.name!r} of {_origin(point)} was written for port version {said}, this is {PORT_VERSION}"
+        )
+        raise place.error(msg, remedy=f"install a release of it for port version {PORT_VERSION}, or another kvbelay")
     config: Any = boundary.peek(loaded, "Config")
     struct = boundary.is_a(config, type) and issubclass(config, msgspec.Struct)
     wraps = callable(boundary.peek(loaded, "wrap"))
@@ -240,8 +269,10 @@ def _missing(name: str, exc: ImportError, place: Place) -> MissingExtra:
 
 
 def _origin(point: EntryPoint) -> str:
-    """The package that registers it."""
-    return point.dist.name if point.dist else "kvbelay"
+    """The package that registers it, or the module of an object that nobody registered."""
+    if point.dist is not None:
+        return point.dist.name
+    return "kvbelay" if point.name in BUILT_IN else point.value.partition(":")[0]
 
 
 def _instead(name: str, names: Iterable[str], what: str) -> str:

@@ -90,7 +90,8 @@ class Leases:
         self._source = source
         self._drained = drained
         self._owners: dict[Ticket, Lease] = {}
-        self._open: dict[Lease, int] = {}
+        self._open: dict[str, dict[int, dict[Ticket, None]]] = {}
+        """The same by request and epoch: what `of` takes grows with one request alone."""
         self._early: dict[Ticket, None] = {}
         self._lock = threading.Lock()
         self._closed = threading.Event()
@@ -105,21 +106,22 @@ class Leases:
                     del self._early[ticket]
                 else:
                     self._owners[ticket] = lease
-                    self._open[lease] = self._open.get(lease, 0) + 1
-            return lease in self._open
+                    self._open.setdefault(lease[0], {}).setdefault(lease[1], {})[ticket] = None
+            return lease[1] in self._open.get(lease[0], ())
 
     def of(self, request: str) -> list[Ticket]:
         """The request's tickets that may still be read."""
         with self._lock:
-            return [ticket for ticket, lease in self._owners.items() if lease[0] == request]
+            return [ticket for tickets in self._open.get(request, {}).values() for ticket in tickets]
 
     def end(self) -> None:
         """The connector is closed: nobody reads any more, whatever it still names."""
         with self._lock:
             self._closed.set()
-            open_leases, self._open, self._owners = list(self._open), {}, {}
-        for request, epoch in open_leases:
-            self._drained(self._child, request, epoch)
+            over, self._open, self._owners = self._open, {}, {}
+        for request, epochs in over.items():
+            for epoch in epochs:
+                self._drained(self._child, request, epoch)
 
     def join(self, within_s: float) -> int:
         """After `end`: wait for the thread; returns 1 if it is stuck."""
@@ -149,8 +151,12 @@ class Leases:
                 while len(self._early) > EARLY:
                     del self._early[next(iter(self._early))]
                 return None
-            self._open[lease] -= 1
-            if self._open[lease]:
+            request, epoch = lease
+            epochs = self._open[request]
+            del epochs[epoch][ticket]
+            if epochs[epoch]:
                 return None
-            del self._open[lease]
+            del epochs[epoch]
+            if not epochs:
+                del self._open[request]
             return lease

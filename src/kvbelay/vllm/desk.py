@@ -138,9 +138,8 @@ class Desk:
             else:
                 metas[child.name] = cast("KVConnectorMetadata", answer)
         self._expire()  # ranks that have nothing to say bring no `update`
-        if self._ready:
-            self.outbox.pulses += [(request, Side.LOAD, "") for request in self._ready]
-            self._ready.clear()
+        while self._ready:
+            self.outbox.pulses.append((self._ready.pop(), Side.LOAD, ""))
         return self.outbox.take(metas)
 
     # The end of a request

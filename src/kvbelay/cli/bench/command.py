@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from kvbelay.cli.bench import guard, judged, ledger, transfer
+from kvbelay.cli.bench import guard, judged, ledger, plot, transfer
 from kvbelay.cli.bench.report import Record, report, this_machine
 from kvbelay.errors import ConfigError
 
@@ -18,16 +18,16 @@ A_FILE = click.Path(path_type=Path)
 LEDGER_EPILOG = """\b
 Examples:
   kvbelay bench ledger --check
-  kvbelay bench ledger --live 1000,50000 --json ledger.json
+  kvbelay bench ledger --live 1000,50000 --json ledger.json --plot ledger.svg
 """
 TRANSFER_EPILOG = """\b
 Examples:
   kvbelay bench transfer
-  kvbelay bench transfer --check --json transfer.json --seed 7
+  kvbelay bench transfer --check --json transfer.json --plot transfer.svg --seed 7
 
-Not measured yet: the same-host path over process_vm_readv (its bars are printed and do not count), TCP against
-iperf3, NIXL and Mooncake in the same run, plots. No connector can be told to skip its digests, so there is no
-unverified transfer; the row "xxh3, one pass" says what one of the two digests costs.
+iperf3 (Debian's package), NIXL and Mooncake are measured where they are installed; their bars count then. No
+connector can be told to skip its digests: the rows "no digests" are stream's with the digest taken out by this bench,
+and say what verification costs.
 """
 
 GUARD_EPILOG = """\b
@@ -47,6 +47,11 @@ def common(command: Any) -> Any:
         "--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Of everything that is random."
     )
     return check(json(seed(command)))
+
+
+def picture(command: Any) -> Any:
+    """The option of those that can draw."""
+    return click.option("--plot", "plot_path", type=A_FILE, help="Draw it there: .svg, .png or .pdf.")(command)
 
 
 def numbers(_context: click.Context, _parameter: click.Parameter, text: str) -> tuple[int, ...]:
@@ -72,6 +77,7 @@ def bench() -> None:
 
 @bench.command("ledger", epilog=LEDGER_EPILOG)
 @common
+@picture
 @click.option(
     "--live",
     callback=numbers,
@@ -79,7 +85,9 @@ def bench() -> None:
     show_default=True,
     help="Numbers of live requests, with commas.",
 )
-def bench_ledger(*, check: bool, json_path: Path | None, seed: int, live: tuple[int, ...]) -> None:
+def bench_ledger(
+    *, check: bool, json_path: Path | None, plot_path: Path | None, seed: int, live: tuple[int, ...]
+) -> None:
     """What the ledger, which decides for all requests of an engine, costs.
 
     For each number of live requests a process of its own holds a ledger with that many transfers under way, in
@@ -90,26 +98,31 @@ def bench_ledger(*, check: bool, json_path: Path | None, seed: int, live: tuple[
     about a minute and 1 GiB.
     """
     began, machine = time.monotonic(), this_machine()
-    _require_writable(json_path)
+    _require_writable(json_path, plot_path)
     rows = ledger.measure(live, seed, _note)
+    if plot_path is not None:
+        plot.ledgers(rows, plot_path)
     record = Record("ledger", seed, machine, time.monotonic() - began, rows, ledger.bars(rows))
     report(record, [ledger.table(rows)], json_path, check=check)
 
 
 @bench.command("transfer", epilog=TRANSFER_EPILOG)
 @common
-def bench_transfer(*, check: bool, json_path: Path | None, seed: int) -> None:
+@picture
+def bench_transfer(*, check: bool, json_path: Path | None, plot_path: Path | None, seed: int) -> None:
     """What moving a batch costs, against one thread's memcpy of the same scattered pieces.
 
     Batches of 64 MiB in pieces of several sizes, scattered on both sides, go through memory, stream (unix and TCP, the
     source being another process) and file (in /dev/shm and in the directory for temporary files). Every transfer is
     verified: put makes the source's digest, get the one of what landed. What a transfer through Belay adds to the bare
     connector's get is measured with the same batch; and how long after its source was killed in mid-batch a get
-    raises. Medians of interleaved rounds. Takes about a minute and 1 GiB.
+    raises. Medians of interleaved rounds. Takes two minutes and 6 GiB.
     """
     began, machine = time.monotonic(), this_machine()
-    _require_writable(json_path)
+    _require_writable(json_path, plot_path)
     measured = transfer.measure(seed, _note)
+    if plot_path is not None:
+        plot.transfers(measured, plot_path)
     record = Record("transfer", seed, machine, time.monotonic() - began, measured, judged.bars(measured))
     report(record, judged.tables(measured), json_path, check=check)
 
@@ -137,11 +150,15 @@ def _note(text: str) -> None:
     click.echo(f"... {text}", err=True)
 
 
-def _require_writable(path: Path | None) -> None:
-    if path is None:
-        return
-    try:
-        path.open("ab").close()
-    except OSError as exc:
-        msg = f"cannot be written: {exc.strerror or exc}"
-        raise ConfigError(msg, source=str(path), remedy="name a file in a directory that exists and is yours") from exc
+def _require_writable(json_path: Path | None, plot_path: Path | None = None) -> None:
+    if plot_path is not None:
+        plot.require(plot_path)
+    for path in (json_path, plot_path):
+        if path is None:
+            continue
+        try:
+            path.open("ab").close()
+        except OSError as exc:
+            msg = f"cannot be written: {exc.strerror or exc}"
+            remedy = "name a file in a directory that exists and is yours"
+            raise ConfigError(msg, source=str(path), remedy=remedy) from exc

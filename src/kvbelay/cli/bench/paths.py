@@ -12,33 +12,48 @@ from typing import Any, Protocol
 from kvbelay.cli.bench.child import Child
 from kvbelay.cli.bench.scatter import FINGERPRINT, Memory
 from kvbelay.cli.bench.source import Published, Put, Setup
-from kvbelay.connectors.port import Connector
+from kvbelay.cli.bench.undigested import Undigested
+from kvbelay.connectors.port import Connector, Deadline
 from kvbelay.connectors.registry import open_child
-from kvbelay.core.model import Ticket
+from kvbelay.core.model import BatchResult, Miss, Ticket, TransferBatch
 from kvbelay.runtime.deadline import Until
 
 SHM = Path("/dev/shm")  # noqa: S108  # the directory that we make in it is ours alone
 WITHIN_S = 60.0
-STORED = 4
-"""A store has room for as many batches of the largest size."""
+
+
+class Reader(Protocol):
+    """What a bench needs of a connector."""
+
+    def get(self, batch: TransferBatch, ticket: Ticket, within: Deadline) -> BatchResult | Miss:
+        """See the port."""
+        ...
+
+    def release(self, ticket: Ticket, within: Deadline) -> None:
+        """See the port."""
+        ...
+
+    def close(self) -> None:
+        """See the port."""
+        ...
 
 
 class Way(Protocol):
     """A source on one side, a connector that reads from it on the other."""
 
     name: str
-    connector: Connector
+
+    @property
+    def connector(self) -> Reader:
+        """It is open."""
+        ...
 
     def put(self, piece_nbytes: int, nbytes: int) -> tuple[Ticket, float]:
         """The source's batch, published or stored; and how long that took, in seconds."""
         ...
 
-    def reader(self) -> Connector:
-        """One more connector to the same source."""
-        ...
-
     def close(self) -> None:
-        """Close the first one."""
+        """Close it."""
         ...
 
 
@@ -66,15 +81,16 @@ class Here:
 
 
 class There:
-    """A process that serves from its own memory."""
+    """A process that serves from its own memory. ``digest``: whether both sides make theirs."""
 
-    def __init__(self, name: str, child: Child) -> None:
+    def __init__(self, name: str, child: Child, *, digest: bool = True) -> None:
         self.name = name
         self._child = child
-        self.connector = self.reader()
+        self._digest = digest
+        self.connector = self.reader() if digest else Undigested(self.reader())
 
     def put(self, piece_nbytes: int, nbytes: int) -> tuple[Ticket, float]:
-        published = self._child.ask(Put(piece_nbytes, nbytes), Published)
+        published = self._child.ask(Put(piece_nbytes, nbytes, self._digest), Published)
         return published.ticket, published.took_s
 
     def reader(self) -> Connector:
@@ -97,19 +113,29 @@ def addresses() -> Iterator[dict[str, str]]:
 
 
 @contextlib.contextmanager
-def all_ways(memory: Memory, nbytes: int, seed: int) -> Iterator[list[Way]]:
-    """Every way that there is on this machine, open."""
+def streams(nbytes: int, seed: int) -> Iterator[list[There]]:
+    """The ways through ``stream``, open: with their digests, then without."""
     with contextlib.ExitStack() as open_:
-        capacity = STORED * nbytes
-        ways: list[Way] = []
-        config: dict[str, Any] = {"store": "bench", "capacity_nbytes": capacity}
-        ways.append(open_.enter_context(contextlib.closing(Here("memory", "memory", config, memory))))
-        for name, listen in open_.enter_context(addresses()).items():
-            child = open_.enter_context(source(name, listen, nbytes, seed))
-            ways.append(open_.enter_context(contextlib.closing(There(name, child))))
+        children = {
+            name: open_.enter_context(source(name, listen, nbytes, seed))
+            for name, listen in open_.enter_context(addresses()).items()
+        }
+        ways = [There(name, child) for name, child in children.items()]
+        ways += [There(f"{name}, no digests", child, digest=False) for name, child in children.items()]
+        for way in ways:
+            open_.enter_context(contextlib.closing(way))
+        yield ways
+
+
+@contextlib.contextmanager
+def stores(memory: Memory, capacity_nbytes: int) -> Iterator[list[Here]]:
+    """The ways through a store, open."""
+    with contextlib.ExitStack() as open_:
+        config: dict[str, Any] = {"store": "bench", "capacity_nbytes": capacity_nbytes}
+        ways = [open_.enter_context(contextlib.closing(Here("memory", "memory", config, memory)))]
         for root in (SHM, Path(tempfile.gettempdir())):
             if root.is_dir():
                 path = open_.enter_context(tempfile.TemporaryDirectory(prefix="kvbelay-bench-", dir=root))
-                config = {"path": path, "capacity_nbytes": capacity}
+                config = {"path": path, "capacity_nbytes": capacity_nbytes}
                 ways.append(open_.enter_context(contextlib.closing(Here(f"file, {root}", "file", config, memory))))
         yield ways

@@ -16,6 +16,8 @@ SPARSE = 2
 """A region is as many times as large as the batch in it."""
 FILL = 1 << 24
 """Bytes that are made at a time."""
+STEP = 4099
+"""By so many bytes each such part is turned against the one before it."""
 POISON = b"\xa5"
 
 
@@ -34,18 +36,20 @@ class Memory:
         self._dice = random.Random(seed)  # noqa: S311  # a bench is no secret
         self._seed = seed
         self._nbytes = SPARSE * nbytes
-        self._region = memoryview(bytearray(self._nbytes))
+        self.region = memoryview(bytearray(self._nbytes))
 
     def fill(self) -> None:
-        """Random bytes, all over."""
+        """Random bytes, all over; what stands in one place stands in no other."""
+        block = self._dice.randbytes(FILL)
         for start in range(0, self._nbytes, FILL):
-            part = self._region[start : start + FILL]
-            part[:] = self._dice.randbytes(len(part))
+            part = self.region[start : start + FILL]
+            turn = start // FILL * STEP
+            part[:] = (block[turn:] + block[:turn])[: len(part)]
 
     def poison(self) -> None:
         """The same byte, all over."""
         for start in range(0, self._nbytes, FILL):
-            part = self._region[start : start + FILL]
+            part = self.region[start : start + FILL]
             part[:] = POISON * len(part)
 
     def batch(self, piece_nbytes: int, nbytes: int, *, request: str = "bench") -> TransferBatch:
@@ -55,7 +59,7 @@ class Memory:
         chosen = slots[: nbytes // piece_nbytes]
         offsets = array("Q", [slot * piece_nbytes for slot in chosen])
         return TransferBatch(
-            identity(piece_nbytes, nbytes), request, 1, (BlockSpan(self._region, offsets, piece_nbytes),)
+            identity(piece_nbytes, nbytes), request, 1, (BlockSpan(self.region, offsets, piece_nbytes),)
         )
 
 

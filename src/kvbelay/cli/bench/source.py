@@ -10,6 +10,7 @@ import msgspec
 
 from kvbelay.cli.bench.child import serve
 from kvbelay.cli.bench.scatter import FINGERPRINT, Memory
+from kvbelay.cli.bench.undigested import undigested
 from kvbelay.connectors.stream import BACKEND, StreamConfig
 from kvbelay.core.model import Ticket
 from kvbelay.runtime.deadline import Until
@@ -35,6 +36,8 @@ class Put(msgspec.Struct, frozen=True):
 
     piece_nbytes: int
     nbytes: int
+    digest: bool = True
+    """Whether `put` makes the source's digest."""
 
 
 class Published(msgspec.Struct, frozen=True):
@@ -55,9 +58,10 @@ def start(setup: Setup) -> Iterator[Callable[[Put], Published]]:
 
         def put(question: Put) -> Published:
             batch = memory.batch(question.piece_nbytes, question.nbytes)
-            began = time.perf_counter()
-            ticket = connector.put(batch, Until(WITHIN_S))
-            return Published(ticket, time.perf_counter() - began)
+            with contextlib.nullcontext() if question.digest else undigested():
+                began = time.perf_counter()
+                ticket = connector.put(batch, Until(WITHIN_S))
+                return Published(ticket, time.perf_counter() - began)
 
         yield put
     del ballast

@@ -12,9 +12,10 @@ from itertools import count
 
 import msgspec
 
-from kvbelay.cli.bench.paths import WITHIN_S, There, Way, addresses, all_ways, source
+from kvbelay.cli.bench import iperf
+from kvbelay.cli.bench.paths import WITHIN_S, Here, Reader, There, Way, addresses, source, stores, streams
+from kvbelay.cli.bench.rivals import rivals
 from kvbelay.cli.bench.scatter import SPARSE, Memory
-from kvbelay.connectors.port import Connector
 from kvbelay.connectors.spans import digest_batch, digest_pieces, pieces
 from kvbelay.core.model import BatchResult, Result, Ticket, TransferBatch
 from kvbelay.errors import CorruptData, KvbelayError, PeerLost
@@ -25,8 +26,12 @@ KIB = 1 << 10
 MIB = 1 << 20
 PIECES = (16 * KIB, 64 * KIB, 256 * KIB, MIB)
 BATCH = 64 * MIB
+LARGE = 512 * MIB
 SMALL = MIB
 ROUNDS = 9
+LARGE_ROUNDS = 3
+STORED = 4
+"""A store has room for as many batches."""
 KILLS = 5
 BALLAST = (0, 1024 * MIB)
 """What a source that is killed holds besides its batches. The kernel frees memory before it closes sockets."""
@@ -51,6 +56,7 @@ class Size(msgspec.Struct):
     """One piece size: seconds, a round each."""
 
     piece_nbytes: int
+    nbytes: int
     memcpy_s: list[float] = []
     digest_s: list[float] = []
     """One pass of the digest over the same pieces."""
@@ -79,46 +85,68 @@ class Killed(msgspec.Struct):
 class Measured(msgspec.Struct):
     """All of it."""
 
-    nbytes: int
     sizes: list[Size]
+    iperf_bps: list[float]
+    """Bytes a second of ``iperf3 -l 1M`` over loopback, between the sizes; empty where it is not installed."""
     layers: list[Layer]
     killed: list[Killed]
 
 
 def measure(seed: int, note: Callable[[str], None]) -> Measured:
     """All ways, the rounds of all in turn. ``note`` hears how far it is."""
-    memory, landing = Memory(BATCH, seed), Memory(BATCH, seed + 1)
-    memory.fill()
     note("starting the sources")
-    with all_ways(memory, BATCH, seed) as ways:
-        sizes = [_size(ways, memory, landing, piece_nbytes, note) for piece_nbytes in PIECES]
+    memory, landing = Memory(LARGE, seed), Memory(LARGE, seed + 1)
+    memory.fill()
+    sizes: list[Size] = []
+    speeds: list[float] = []
+    with (
+        stores(memory, STORED * BATCH) as stored,
+        streams(LARGE, seed) as streamed,
+        rivals(landing, LARGE, seed, note) as others,
+    ):
+        ways: list[Way] = [*stored, *streamed, *others]
+        for piece_nbytes in PIECES:
+            size = Size(piece_nbytes, BATCH, ways=[Timed(way.name) for way in ways])
+            sizes.append(_size(ways, memory, landing, size, rounds=ROUNDS, note=note))
+            speeds += [iperf.bytes_per_second()] if iperf.installed() else []
         layers = [
             _layer(way, landing, piece_nbytes, nbytes, note)
-            for way in ways[:2]
+            for way in (stored[0], streamed[0])
             for piece_nbytes, nbytes in ((256 * KIB, BATCH), (64 * KIB, SMALL))
         ]
+        ways = [*streamed, *others]
+        size = Size(256 * KIB, LARGE, ways=[Timed(way.name) for way in ways])
+        sizes.append(_size(ways, memory, landing, size, rounds=LARGE_ROUNDS, note=note))
     with addresses() as listening:
         killed = [
             _killed(name, listen, ballast_nbytes, seed, note)
             for ballast_nbytes in BALLAST
             for name, listen in listening.items()
         ]
-    return Measured(BATCH, sizes, layers, killed)
+    return Measured(sizes, speeds, layers, killed)
 
 
-def _size(ways: Sequence[Way], memory: Memory, landing: Memory, piece_nbytes: int, note: Callable[[str], None]) -> Size:
-    size = Size(piece_nbytes, ways=[Timed(way.name) for way in ways])
-    batch = landing.batch(piece_nbytes, BATCH)
-    sources = pieces(memory.batch(piece_nbytes, BATCH).spans)
+def _size(
+    ways: Sequence[Way],
+    memory: Memory,
+    landing: Memory,
+    size: Size,
+    *,
+    rounds: int,
+    note: Callable[[str], None],
+) -> Size:
+    piece_nbytes, nbytes = size.piece_nbytes, size.nbytes
+    batch = landing.batch(piece_nbytes, nbytes)
+    sources = pieces(memory.batch(piece_nbytes, nbytes).spans)
     targets = pieces(batch.spans, writable=True)
     expected = digest_pieces(sources)
-    note(f"{in_words(BATCH)} in pieces of {in_words(piece_nbytes)}")
-    for index in range(ROUNDS + 1):
+    note(f"{in_words(nbytes)} in pieces of {in_words(piece_nbytes)}")
+    for index in range(rounds + 1):
         if index:
             size.memcpy_s.append(_seconds(partial(_copy, sources, targets)))
             size.digest_s.append(_seconds(partial(digest_pieces, targets)))
         for way, timed in zip(ways, size.ways, strict=True):
-            ticket, put_s = way.put(piece_nbytes, BATCH)
+            ticket, put_s = way.put(piece_nbytes, nbytes)
             if not index:
                 landing.poison()
             get_s = _seconds(partial(_get, way.connector, batch, ticket))
@@ -131,7 +159,7 @@ def _size(ways: Sequence[Way], memory: Memory, landing: Memory, piece_nbytes: in
     return size
 
 
-def _layer(way: Way, landing: Memory, piece_nbytes: int, nbytes: int, note: Callable[[str], None]) -> Layer:
+def _layer(way: Here | There, landing: Memory, piece_nbytes: int, nbytes: int, note: Callable[[str], None]) -> Layer:
     layer = Layer(way.name, piece_nbytes, nbytes)
     note(f"{way.name}: {in_words(nbytes)} bare and through Belay")
     with _belay(way) as belay:
@@ -188,7 +216,7 @@ class Strike(Until):
 
 
 @contextmanager
-def _belay(way: Way) -> Iterator[Belay]:
+def _belay(way: Here | There) -> Iterator[Belay]:
     belay = Belay(seed=0)
     try:
         belay.add(way.name, way.reader, digest_in_pass=True)
@@ -204,7 +232,7 @@ def _load(belay: Belay, batch: TransferBatch, ticket: Ticket) -> None:
         raise KvbelayError(msg, child=ticket.child, operation="load")
 
 
-def _get(connector: Connector, batch: TransferBatch, ticket: Ticket, within: Until | None = None) -> None:
+def _get(connector: Reader, batch: TransferBatch, ticket: Ticket, within: Until | None = None) -> None:
     result = connector.get(batch, ticket, within or Until(WITHIN_S))
     if not isinstance(result, BatchResult) or result.landed_digest != result.source_digest:
         msg = f"a get came back with {result!r}"

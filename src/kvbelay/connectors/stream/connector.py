@@ -12,8 +12,11 @@ from typing import Annotated, ClassVar, TypeVar
 import msgspec
 
 from kvbelay.connectors.port import Deadline
-from kvbelay.connectors.spans import batch_nbytes, chunked, combine, digest_chunk, pieces
-from kvbelay.connectors.stream.fetch import fetch, stripes_for
+from kvbelay.connectors.spans import batch_nbytes, chunked, digest_chunk, pieces
+from kvbelay.connectors.stream import near
+from kvbelay.connectors.stream.auth import Trust
+from kvbelay.connectors.stream.clients import Clients
+from kvbelay.connectors.stream.fetch import fetch
 from kvbelay.connectors.stream.frames import (
     ANSWER,
     MAX_IDS,
@@ -36,6 +39,9 @@ from kvbelay.connectors.stream.pool import Pool
 from kvbelay.connectors.stream.server import Server
 from kvbelay.connectors.stream.shelf import Shelf
 from kvbelay.connectors.stream.sockets import Address, Listener, parse
+from kvbelay.connectors.stream.stripes import Stripes, stripes_for
+from kvbelay.connectors.stream.tls import MutualTls, TlsConfig
+from kvbelay.connectors.stream.token import SharedToken, load_token
 from kvbelay.core.model import BatchId, BatchResult, Fingerprint, Miss, Ticket, TransferBatch
 from kvbelay.errors import (
     Closed,
@@ -54,10 +60,14 @@ A = TypeVar("A", Done, Found)
 
 
 class StreamConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the configuration may say. An address is ``unix:///path`` or, on loopback only, ``tcp://127.0.0.1:port``."""
+    """What the configuration may say. An address is ``unix:///path``, ``tcp://10.0.0.1:port`` or ``tcp://[fd00::1]:port``;
+    beyond loopback only with a token or TLS. See docs/stream.md.
+    """
 
     listen: str | None = None
     """Where this side serves what it has put; port 0: the system chooses. None: it only reads."""
+    advertise: str | None = None
+    """What readers dial, where that is not `listen`; port 0: the one that it listens on."""
     peers: tuple[str, ...] = ()
     """Whom `lookup` and `probe` ask."""
     connections: Annotated[int, msgspec.Meta(ge=1, le=MAX_STRIPES)] = 2
@@ -65,9 +75,15 @@ class StreamConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lease_s: Annotated[float, msgspec.Meta(gt=0)] = 30.0
     """How long a batch that was put is served, from the source's own memory, if nobody lets go of it before."""
     max_clients: Annotated[int, msgspec.Meta(ge=1)] = 64
-    """Most connections, hence threads, that it serves at a time; the longest idle makes room for a new one."""
+    """Most connections, hence threads, that it serves at a time; the longest idle makes room for a new one. At most
+    `clients.DOOR` more are in the middle of their handshakes.
+    """
     max_published: Annotated[int, msgspec.Meta(ge=1)] = 65_536
     """Most batches that it serves at a time."""
+    token_file: str | None = None
+    """The file that holds the token which all peers share: 32 random bytes at least, for its owner only."""
+    tls: TlsConfig | None = None
+    """Certificates for mutual TLS."""
 
 
 class StreamConnector:
@@ -80,12 +96,12 @@ class StreamConnector:
         self._connections = config.connections
         self._child = child
         self._fingerprint = fingerprint.digest()
-        self._peers = tuple(parse(text, field=f"peers[{index}]") for index, text in enumerate(config.peers))
-        hello = Hello(fingerprint, secrets.randbits(63))
+        trust = self._trust = _trust_of(config)
+        self._peers = tuple(_dialled(text, f"peers[{index}]", trust) for index, text in enumerate(config.peers))
+        hello = Hello(fingerprint, secrets.randbits(63), near.beacon())
         self._incarnation = hello.incarnation
         self._closed = threading.Event()
-        listener = None if config.listen is None else Listener(parse(config.listen, field="listen"), field="listen")
-        self._address = None if listener is None else listener.address
+        listener, self._address = _listening(config, trust)
         self._shelf = Shelf(
             child=child,
             peer=str(self._address),
@@ -93,13 +109,14 @@ class StreamConnector:
             limit=config.max_published,
             lease_s=config.lease_s,
         )
-        self._server = listener and Server(listener, self._shelf, hello, child=child, max_clients=config.max_clients)
-        self._pool = Pool(hello)
+        clients = Clients(config.max_clients)
+        self._server = listener and Server(listener, self._shelf, hello, child=child, trust=trust, clients=clients)
+        self._pool = Pool(hello, trust)
         self._crew = ThreadPoolExecutor(CREW, thread_name_prefix=f"kvbelay {child} stripe")
 
     @property
     def address(self) -> str | None:
-        """Where it serves, with the port that the system chose; None: it only reads."""
+        """Where readers reach it, with the port that the system chose; None: it only reads."""
         return None if self._address is None else str(self._address)
 
     def lookup(self, ids: Sequence[BatchId], within: Deadline) -> Sequence[Ticket]:
@@ -129,11 +146,16 @@ class StreamConnector:
                 raise ConfigError("this connector only reads", field="listen", remedy="give it an address to listen on")
             self._check(batch.id)
             chunks = chunked(pieces(batch.spans))
-            digests: list[bytes] = []
-            for chunk in chunks:
-                within.remaining_s()
-                digests.append(digest_chunk(chunk))
-            return self._shelf.publish(batch.id, batch_nbytes(batch), combine(digests), chunks)
+            nbytes = batch_nbytes(batch)
+            stripes = stripes_for(nbytes, self._connections)
+            work = Stripes(len(chunks))
+
+            def digest(stripe: int) -> None:
+                for index in range(stripe, len(chunks), stripes):
+                    within.remaining_s()
+                    work.digests[index] = digest_chunk(chunks[index])
+
+            return self._shelf.publish(batch, nbytes, work.run(digest, stripes, self._crew), chunks)
 
     def get(self, batch: TransferBatch, ticket: Ticket, within: Deadline) -> BatchResult | Miss:
         with self._named("get", batch.request):
@@ -145,9 +167,13 @@ class StreamConnector:
             views = pieces(batch.spans, writable=True)
             count = stripes_for(nbytes, self._connections)
             ask = within.remaining_s
-            with self._pool.borrow(_issuer(ticket), count, ask, incarnation=ticket.incarnation) as links:
+            with self._pool.borrow(self._issuer(ticket), count, ask, incarnation=ticket.incarnation) as links:
                 self._check(batch.id)  # after the peer's greeting, which may name the field that differs
-                landed = fetch(links, ticket, views, ask=ask, crew=self._crew)
+                landed = None
+                if links[0].near:
+                    landed = near.read(links[0], ticket, batch.spans, views, stripes=count, ask=ask, crew=self._crew)
+                if landed is None:
+                    landed = fetch(links, ticket, views, ask=ask, crew=self._crew)
         return BatchResult(nbytes=nbytes, source_digest=ticket.digest, landed_digest=landed)
 
     def release(self, ticket: Ticket, within: Deadline) -> None:
@@ -159,7 +185,7 @@ class StreamConnector:
             if ticket.incarnation == self._incarnation:
                 self._shelf.end(number, cut=True)
                 return
-            with self._pool.borrow(_issuer(ticket), 1, within.remaining_s) as (link,):
+            with self._pool.borrow(self._issuer(ticket), 1, within.remaining_s) as (link,):
                 if link.incarnation == ticket.incarnation:  # else it went with the process that issued it
                     _call(link, Release(number), Done, within)
 
@@ -209,6 +235,13 @@ class StreamConnector:
                     break
         return tickets
 
+    def _issuer(self, ticket: Ticket) -> Address:
+        try:
+            return _dialled(ticket.peer, "peer", self._trust)
+        except ConfigError as exc:
+            msg = f"the ticket's peer cannot be asked: {exc.what}"
+            raise ProtocolViolation(msg, remedy="give each ticket to the connector that its child names") from exc
+
     def _check(self, batch: BatchId) -> None:
         if batch.fingerprint != self._fingerprint:
             msg = "the batch holds KV of another model or layout than the connector"
@@ -237,19 +270,50 @@ class StreamBackend:
     digest_in_pass: ClassVar[bool] = True
 
     def open(self, config: StreamConfig, *, child: str, fingerprint: Fingerprint) -> StreamConnector:
-        """Open it. Raises `ConfigError` if an address is none, is not on loopback, or is in use."""
+        """Open it. Raises `ConfigError` if an address is none, is in use, or is beyond loopback without a token or TLS,
+        and if a file that is named cannot be used.
+        """
         return StreamConnector(config, child=child, fingerprint=fingerprint)
 
 
 BACKEND = StreamBackend()
 
 
-def _issuer(ticket: Ticket) -> Address:
-    try:
-        return parse(ticket.peer, field="peer")
-    except ConfigError as exc:
-        msg = f"the ticket's peer cannot be asked: {exc.what}"
-        raise ProtocolViolation(msg, remedy="give each ticket to the connector that its child names") from exc
+def _trust_of(config: StreamConfig) -> Trust:
+    if config.token_file is not None and config.tls is not None:
+        msg = "the certificates of tls prove already what a token would"
+        raise ConfigError(msg, field="token_file", remedy="leave one of the two out")
+    if config.tls is not None:
+        return MutualTls(config.tls)
+    return Trust() if config.token_file is None else SharedToken(load_token(config.token_file, "token_file"))
+
+
+def _dialled(text: str, field: str, trust: Trust) -> Address:
+    """A peer's address. Raises `ConfigError` for ``field`` if it is none, or one that the trust does not allow."""
+    address = parse(text, field=field)
+    trust.allow(address, field)
+    if address.wildcard:
+        msg = f"{address} stands for all addresses of a host, and nobody can dial it"
+        raise ConfigError(msg, field=field, remedy="write the one address that peers reach")
+    return address
+
+
+def _listening(config: StreamConfig, trust: Trust) -> tuple[Listener | None, Address | None]:
+    """What it listens on, and what its readers dial."""
+    told = None if config.advertise is None else _dialled(config.advertise, "advertise", trust)
+    if config.listen is None:
+        if told is not None:
+            raise ConfigError("nothing is listened on", field="advertise", remedy="set listen too, or leave it out")
+        return None, None
+    bound = parse(config.listen, field="listen")
+    trust.allow(bound, "listen")
+    if told is None and bound.wildcard:
+        msg = f"{bound} stands for all addresses of this host, and readers have to dial one of them"
+        raise ConfigError(msg, field="advertise", remedy="name the address that readers reach")
+    listener = Listener(bound, field="listen")
+    if told is not None and told.host and not told.port:
+        told = Address(host=told.host, port=listener.address.port)
+    return listener, told or listener.address
 
 
 def _call(link: Link, request: Request, expected: type[A], within: Deadline) -> A:

@@ -13,7 +13,14 @@ import msgspec
 
 from kvbelay.connectors.spans import CHUNK
 from kvbelay.core.model import BatchId, Fingerprint, Ticket
-from kvbelay.errors import KvbelayError, PeerFailed, ProtocolViolation, TicketExpired, UnknownShape
+from kvbelay.errors import (
+    AuthenticationFailed,
+    KvbelayError,
+    PeerFailed,
+    ProtocolViolation,
+    TicketExpired,
+    UnknownShape,
+)
 
 MAGIC = b"KVBS"
 VERSION = 1
@@ -24,6 +31,8 @@ MAX_IDS = 1024
 """Most batches that one lookup asks for."""
 MAX_STRIPES = 16
 """Most connections that one batch is striped over."""
+MAX_PIECES = 1 << 20
+"""Most pieces of a batch whose places are told."""
 MAX_TEXT = 400
 
 Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
@@ -34,11 +43,21 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     pass
 
 
+class Beacon(_Message, frozen=True):
+    """Where some bytes that nobody could guess stand in a process: who finds them there can read its memory."""
+
+    pid: Annotated[int, msgspec.Meta(ge=1, le=(1 << 31) - 1)]
+    address: Number
+    content: Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+
+
 class Hello(_Message, frozen=True, tag=1):
     """The first message of both sides, the caller's first: whose KV it holds, and which life of the process it is."""
 
     fingerprint: Fingerprint
     incarnation: Number
+    beacon: Beacon | None = None
+    """Of a source whose readers may be on its own host."""
 
 
 class Read(_Message, frozen=True, tag=2):
@@ -68,6 +87,27 @@ class Ping(_Message, frozen=True, tag=5):
     """Are you there? The answer is `Done`."""
 
 
+class Borrow(_Message, frozen=True, tag=10):
+    """Where do the pieces of what ``ticket`` names, which must be ``batch``, stand in memory? The answer is `Placed`;
+    then the source keeps them in place until `Return`, or until their lease ends.
+    """
+
+    ticket: Number
+    batch: BatchId
+
+
+class Return(_Message, frozen=True, tag=11):
+    """The reader has read them. The answer is `Done` if they stood in their places all the time."""
+
+
+class Placed(_Message, frozen=True, tag=12):
+    """So many pieces, whose addresses and sizes follow: two words of 8 bytes each, of the host's own order. None: the
+    source cannot tell.
+    """
+
+    pieces: Annotated[int, msgspec.Meta(ge=0, le=MAX_PIECES)]
+
+
 class Sending(_Message, frozen=True, tag=6):
     """So many bytes follow."""
 
@@ -94,14 +134,16 @@ class Done(_Message, frozen=True, tag=8):
 
 
 class Refused(_Message, frozen=True, tag=9):
-    """It is not: the ticket's batch is ``gone``, or the peer is ``busy`` with as many connections as it takes."""
+    """It is not: the ticket's batch is ``gone``, the peer is ``busy`` with as many connections as it takes, or it
+    demands a proof of who the caller is (``auth``).
+    """
 
-    why: Literal["gone", "busy"]
+    why: Literal["gone", "busy", "auth"]
     text: Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 
 
-Request: TypeAlias = Read | Lookup | Release | Ping
-Answer: TypeAlias = Hello | Sending | Found | Done | Refused
+Request: TypeAlias = Read | Lookup | Release | Ping | Borrow | Return
+Answer: TypeAlias = Hello | Sending | Found | Done | Refused | Placed
 
 HELLO = msgspec.msgpack.Decoder(Hello)
 REQUEST: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
@@ -160,5 +202,7 @@ def decode(body: bytes | bytearray, decoder: msgspec.msgpack.Decoder[T], peer: s
 
 def error_of(refused: Refused, peer: str) -> KvbelayError:
     """What the reader raises for a refusal."""
-    kind = TicketExpired if refused.why == "gone" else PeerFailed
-    return kind(f"{peer} refused: {refused.text!r}")
+    what = f"{peer} refused: {refused.text!r}"
+    if refused.why == "auth":
+        return AuthenticationFailed(what, remedy="configure the same token_file, or tls, on both sides")
+    return TicketExpired(what) if refused.why == "gone" else PeerFailed(what)

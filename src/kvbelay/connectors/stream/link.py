@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import select
 import socket
+import struct
 import threading
 from collections.abc import Callable, Sequence
 from typing import TypeAlias, TypeVar
@@ -19,6 +20,11 @@ from kvbelay.errors import PeerLost
 
 IOV_MAX = 1024
 """Most buffers that Linux takes in one sendmsg or recvmsg."""
+
+_CREDENTIALS = struct.Struct("@iII")
+"""Linux's ``struct ucred``: pid, uid, gid."""
+_NO_LINGER = struct.pack("@ii", 1, 0)
+"""Linux's ``struct linger``: on, no seconds."""
 
 Ask: TypeAlias = Callable[[], object]
 T = TypeVar("T")
@@ -34,8 +40,34 @@ class Link:
         self.peer = peer
         self.incarnation = 0
         """Of the peer, once it has said hello."""
+        self.near = 0
+        """The peer's process, if its memory can be read; see `kvbelay.connectors.stream.near`."""
+        self.promised = b""
+        """Digest of the hello that the peer's proof covers; empty: its proof covers none."""
         self._sock = sock
         self._lock = threading.Lock()
+
+    @property
+    def spent(self) -> bool:
+        """Whether it has carried as much as it should, and another one has to take its place."""
+        return False
+
+    def handshake(self, ask: Ask) -> None:
+        """What this kind of connection needs before its first message: here, nothing."""
+
+    def first_byte(self, ask: Ask) -> bytes:
+        """What comes next, which stays to be received. Only before `handshake`."""
+        while True:
+            ask()
+            try:
+                seen = self._sock.recv(1, socket.MSG_PEEK)
+            except BlockingIOError:
+                continue
+            except OSError as exc:
+                raise self._lost(exc) from exc
+            if not seen:
+                raise self._ended()
+            return seen
 
     def send(self, message: Request | Answer, ask: Ask) -> None:
         """One message."""
@@ -75,8 +107,7 @@ class Link:
             except OSError as exc:
                 raise self._lost(exc) from exc
             if not received:
-                msg = f"{self.peer} closed the connection"
-                raise PeerLost(msg, remedy="see whether it still runs")
+                raise self._ended()
             _drop(rest, received)
 
     def wait(self, timeout_s: float | None) -> bool:
@@ -85,15 +116,35 @@ class Link:
         poller.register(self._sock, select.POLLIN)
         return bool(poller.poll(None if timeout_s is None else timeout_s * 1000))
 
+    def peer_pid(self) -> int:
+        """The process that listens at the other end of a unix socket, as the system names it; 0: nobody knows."""
+        if self._sock.family != socket.AF_UNIX:
+            return 0
+        pid: int = _CREDENTIALS.unpack(self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[
+            0
+        ]
+        return pid
+
     def shutdown(self) -> None:
         """End the connection both ways; whoever sends or receives on it stops at once."""
         with self._lock, contextlib.suppress(OSError):  # the peer may have ended it, or we ourselves
-            self._sock.shutdown(socket.SHUT_RDWR)
+            socket.socket.shutdown(self._sock, socket.SHUT_RDWR)  # a TLS socket's own would let it go on in the clear
+
+    def abort(self) -> None:
+        """Like `close`, and what the peer has not taken yet is dropped: else the system keeps it for as long as he
+        takes.
+        """
+        with self._lock, contextlib.suppress(OSError):  # closed already
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+            self._sock.close()
 
     def close(self) -> None:
         """Give the descriptor back. Idempotent."""
         with self._lock:
             self._sock.close()
+
+    def _ended(self) -> PeerLost:
+        return PeerLost(f"{self.peer} closed the connection", remedy="see whether it still runs")
 
     def _lost(self, exc: OSError) -> PeerLost:
         return PeerLost(f"connection to {self.peer} broken: {exc.strerror}", remedy="see whether it still runs")

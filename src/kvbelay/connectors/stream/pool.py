@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Iterator
 
+from kvbelay.connectors.stream.auth import Trust, require_promised
 from kvbelay.connectors.stream.frames import ANSWER, Hello, Refused, error_of
 from kvbelay.connectors.stream.link import Ask, Link
+from kvbelay.connectors.stream.near import reaches
 from kvbelay.connectors.stream.sockets import Address, dial
 from kvbelay.errors import Closed, FingerprintMismatch, PeerLost, PeerRestarted, ProtocolViolation
 
 MAX_IDLE = 32
 """Most connections that are kept for later, all peers together; the longest idle go first."""
+GREETING_S = 10.0
+"""How long a peer may take to accept a connection, prove itself and say hello; calls may allow it less."""
 CLOSE_S = 5.0
 """How long `Pool.close` waits for calls that it has cut off; they end at once, unless the machine stands still."""
 
@@ -24,10 +29,13 @@ class Pool:
     ----------
     hello
         What each connection says first.
+    trust
+        What each proves before.
     """
 
-    def __init__(self, hello: Hello) -> None:
+    def __init__(self, hello: Hello, trust: Trust) -> None:
         self._hello = hello
+        self._trust = trust
         self._changed = threading.Condition()
         self._idle: list[tuple[Address, Link]] = []
         self._busy: set[Link] = set()
@@ -38,6 +46,7 @@ class Pool:
         """``count`` connections to the peer, for as long as the block runs; if it raises, they are closed.
 
         Raises `PeerLost` if the peer cannot be reached, `PeerRestarted` if it is not the ``incarnation`` asked for,
+        `AuthenticationFailed` if one side does not prove to the other what it demands,
         `FingerprintMismatch` if it holds KV of another model, `Closed` when the pool is closed.
         """
         links: list[Link] = []
@@ -83,7 +92,8 @@ class Pool:
             return found
 
     def _connect(self, peer: Address, ask: Ask) -> Link:
-        link = Link(dial(peer, ask), str(peer))
+        ask = _within(GREETING_S, ask, str(peer))
+        link = self._trust.dialled(dial(peer, ask), peer)
         with self._changed:
             self._busy.add(link)
             if self._closed:  # since `_take`: `close` has not seen this one
@@ -95,6 +105,7 @@ class Pool:
         return link
 
     def _greet(self, link: Link, ask: Ask) -> None:
+        self._trust.prove(link, self._hello, ask)
         with contextlib.suppress(PeerLost):  # what it said before it hung up tells more
             link.send(self._hello, ask)
         answer = link.receive(ANSWER, ask)
@@ -103,18 +114,20 @@ class Pool:
         if not isinstance(answer, Hello):
             msg = f"{link.peer} answered a greeting with {type(answer).__name__}"
             raise ProtocolViolation(msg)
+        require_promised(link, answer)
         field = self._hello.fingerprint.difference(answer.fingerprint)
         if field is not None:
             msg = f"{link.peer} holds KV of another model or layout: {field} differs"
             raise FingerprintMismatch(msg, field=field, remedy="run the same model and layout on both sides")
         link.incarnation = answer.incarnation
+        link.near = reaches(link, answer.beacon)
 
     def _give_back(self, peer: Address, links: list[Link], *, keep: bool) -> None:
         with self._changed:
             keep = keep and not self._closed
             for link in links:
                 self._busy.discard(link)
-                if keep:
+                if keep and not link.spent:
                     self._idle.append((peer, link))
                 else:
                     link.close()
@@ -122,3 +135,15 @@ class Pool:
                 link.close()
             del self._idle[:-MAX_IDLE]
             self._changed.notify_all()
+
+
+def _within(seconds: float, ask: Ask, peer: str) -> Ask:
+    ends_at = time.monotonic() + seconds
+
+    def both() -> None:
+        ask()
+        if time.monotonic() > ends_at:
+            msg = f"{peer} has not greeted within {seconds:.3g} s"
+            raise PeerLost(msg, remedy="see whether it still runs, and what listens there")
+
+    return both

@@ -12,16 +12,24 @@ from kvbelay.connectors.port import Deadline
 from kvbelay.connectors.stream.frames import Offer, locator_of
 from kvbelay.connectors.stream.link import Ask, Link
 from kvbelay.connectors.stream.sockets import SLICE_S
-from kvbelay.core.model import BatchId, Ticket
+from kvbelay.core.model import BatchId, BlockSpan, Ticket, TransferBatch
 from kvbelay.errors import Closed, DeadlineExceeded, StoreFull, TicketExpired
 
 
 class Entry:
     """One published batch; the shelf's lock guards what changes in it."""
 
-    def __init__(self, offer: Offer, ticket: Ticket, chunks: list[list[memoryview]], ends_at: float) -> None:
+    def __init__(
+        self,
+        offer: Offer,
+        ticket: Ticket,
+        spans: tuple[BlockSpan, ...],
+        chunks: list[list[memoryview]],
+        ends_at: float,
+    ) -> None:
         self.offer = offer
         self.ticket = ticket
+        self.spans = spans
         self.chunks = chunks
         self.ends_at = ends_at
         self.open = True
@@ -35,7 +43,8 @@ class Shelf:
     """Published batches by number and by id. Safe from any thread.
 
     An entry ends when a reader releases it, when the source withdraws it, or with its lease. `released` names it once
-    nobody reads its memory any more: where the source needs the memory back, a send that is under way is cut off.
+    nobody reads its memory any more: where the source needs the memory back, a send that is under way is cut off. A
+    reader that reads the memory by itself is told so by the end of its connection, and what it has read is void.
 
     Parameters
     ----------
@@ -72,8 +81,8 @@ class Shelf:
         self._last = 0
         self._closed = False
 
-    def publish(self, batch: BatchId, nbytes: int, digest: bytes, chunks: list[list[memoryview]]) -> Ticket:
-        """Serve these bytes from now on. Raises `StoreFull` when too many batches are published."""
+    def publish(self, batch: TransferBatch, nbytes: int, digest: bytes, chunks: list[list[memoryview]]) -> Ticket:
+        """Serve the batch, cut into these chunks, from now on. Raises `StoreFull` when too many are published."""
         with self._changed:
             self._expire()
             if self._closed:
@@ -84,7 +93,7 @@ class Shelf:
             self._last += 1
             ticket = Ticket(
                 child=self._child,
-                batch=batch,
+                batch=batch.id,
                 peer=self._peer,
                 incarnation=self._incarnation,
                 nbytes=nbytes,
@@ -93,9 +102,9 @@ class Shelf:
                 locator=locator_of(self._last),
             )
             offer = Offer(self._last, nbytes, digest, self._lease_s)
-            entry = Entry(offer, ticket, chunks, self._clock() + self._lease_s)
+            entry = Entry(offer, ticket, batch.spans, chunks, self._clock() + self._lease_s)
             self._entries[self._last] = entry
-            self._by_id[batch] = entry
+            self._by_id[batch.id] = entry
         return ticket
 
     def find(self, ids: Sequence[BatchId]) -> tuple[Offer, ...]:
@@ -184,6 +193,6 @@ class Shelf:
         """Name the entry if it has ended and nobody reads it."""
         if not entry.open and not entry.readers:
             del self._entries[entry.offer.ticket]
-            entry.chunks = []
+            entry.chunks, entry.spans = [], ()
             self._quiet.append(entry.ticket)
             self._changed.notify_all()

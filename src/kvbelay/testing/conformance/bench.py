@@ -45,13 +45,21 @@ TOKENS = 16
 
 
 class Nonconforming(AssertionError):
-    """The connector under test broke a rule of the port; the text says which."""
+    """The connector under test broke a rule of the port; the text says which.
+
+    ``breaks`` is the invariant, for a rule that every call has to keep, whatever is being checked; empty: what the
+    check proves.
+    """
+
+    def __init__(self, rule: str, *, breaks: str = "") -> None:
+        super().__init__(rule)
+        self.breaks = breaks
 
 
-def require(condition: bool, rule: str) -> None:
+def require(condition: bool, rule: str, *, breaks: str = "") -> None:
     """Raise `Nonconforming` unless the condition holds."""
     if not condition:
-        raise Nonconforming(rule)
+        raise Nonconforming(rule, breaks=breaks)
 
 
 class Call(threading.Thread, Generic[T]):
@@ -73,9 +81,8 @@ class Call(threading.Thread, Generic[T]):
     def result(self, limit_s: float) -> T:
         """What it returned, or raises what it raised; `Nonconforming` if it is not over after ``limit_s`` seconds."""
         self.join(limit_s)
-        require(
-            not self.is_alive(), f"{self.what} is not over {limit_s:.3g} s after it began, deadline and grace included"
-        )
+        late = f"{self.what} is not over {limit_s:.3g} s after it began, deadline and grace included"
+        require(not self.is_alive(), late, breaks="I7")
         if self.error is not None:
             raise self.error
         return self._value[0]
@@ -125,8 +132,12 @@ class Bench:
 
     def open(self) -> None:
         """Open the source, then the reader."""
-        self.source = self.opened(self.kit.open_source(self.scratch, self.kit.fingerprint))
-        self.reader = self.opened(self.kit.open_reader(self.scratch, self.kit.fingerprint))
+        self.source = self._opened_in_time(self.kit.open_source)
+        self.reader = self._opened_in_time(self.kit.open_reader)
+
+    def _opened_in_time(self, open_: Callable[[Path, Fingerprint], Connector]) -> Connector:
+        opening = Call(lambda: self.opened(open_(self.scratch, self.kit.fingerprint)), "open")
+        return opening.result(self.kit.within_s + self.kit.grace_s)
 
     def opened(self, connector: Connector) -> Connector:
         """Have the bench close this connector, too."""
@@ -175,35 +186,38 @@ class Bench:
                     isinstance(running.error, OSError)
                     or (isinstance(running.error, KvbelayError) and type(running.error) is not KvbelayError),
                     f"{name} raised {running.error!r}: neither a leaf of KvbelayError nor an OSError",
+                    breaks="I4",
                 )
 
     def lookup(self, ids: Sequence[BatchId], within: Until | None = None) -> list[Ticket]:
         """Tickets for a leading part of ``ids``, each as it arrives at another process."""
         tickets = list(self.call(lambda until: self.reader.lookup(ids, until), "lookup", within))
-        require(len(tickets) <= len(ids), f"lookup of {len(ids)} ids gave {len(tickets)} tickets")
+        require(len(tickets) <= len(ids), f"lookup of {len(ids)} ids gave {len(tickets)} tickets", breaks="I10")
         for ticket, wanted in zip(tickets, ids, strict=False):
-            require(ticket.batch == wanted, "lookup gave a ticket for another batch than the one at its position")
+            other = "lookup gave a ticket for another batch than the one at its position"
+            require(ticket.batch == wanted, other, breaks="I1")
         return [self.travelled(ticket) for ticket in tickets]
 
     def put(self, place: Place, within: Until | None = None) -> Ticket:
         """The ticket, as it arrives at another process."""
         before = place.memory.snapshot()
         ticket = self.call(lambda until: self.source.put(place.batch, until), "put", within)
-        require(place.memory.snapshot() == before, "put changed the memory that it was to read")
-        require(type(ticket) is Ticket, f"put returned {ticket!r}, not a Ticket")
-        require(ticket.batch == place.batch.id, "put returned a ticket for another batch")
-        require(ticket.nbytes == place.memory.nbytes, "the ticket's nbytes is not the batch's size")
-        require(ticket.child == self.kit.child, f"the ticket names child {ticket.child!r}, not {self.kit.child!r}")
-        require(len(ticket.locator) <= LOCATOR_LIMIT, "the ticket's locator is longer than LOCATOR_LIMIT")
+        require(place.memory.snapshot() == before, "put changed the memory that it was to read", breaks="I5")
+        require(type(ticket) is Ticket, f"put returned {ticket!r}, not a Ticket", breaks=_shape(ticket))
+        require(ticket.batch == place.batch.id, "put returned a ticket for another batch", breaks="I1")
+        require(ticket.nbytes == place.memory.nbytes, "the ticket's nbytes is not the batch's size", breaks="I1")
+        other = f"the ticket names child {ticket.child!r}, not {self.kit.child!r}"
+        require(ticket.child == self.kit.child, other, breaks="I10")
+        require(len(ticket.locator) <= LOCATOR_LIMIT, "the ticket's locator is over LOCATOR_LIMIT", breaks="I10")
         truth = digest_pieces(pieces(place.batch.spans))
-        require(ticket.digest in {None, truth}, "the ticket's digest is not that of the batch")
+        require(ticket.digest in {None, truth}, "the ticket's digest is not that of the batch", breaks="I1")
         return self.travelled(ticket)
 
     def get(self, place: Place, ticket: Ticket, within: Until | None = None) -> BatchResult | Miss:
         """The result of a load into poisoned memory. A success is judged: whole, inside its pieces, true digests."""
         memory = place.memory
         if memory in self._destinations:
-            require(memory.intact(), "a destination changed after the call that had it was over")
+            _require_intact(memory)
         else:
             self._destinations.append(memory)
         memory.poison()
@@ -211,14 +225,17 @@ class Bench:
             result = self.call(lambda until: self.reader.get(place.batch, ticket, until), "get", within)
         finally:
             memory.seal()
-            require(memory.guarded(), "get wrote outside the pieces of its destination")
+            require(memory.guarded(), "get wrote outside the pieces of its destination", breaks="I5")
         if result is Miss.MISS:
             return result
-        require(type(result) is BatchResult, f"get returned {result!r}, neither a BatchResult nor Miss.MISS")
-        require(result.nbytes == memory.nbytes, f"get succeeded with {result.nbytes} of {memory.nbytes} bytes")
-        require(not result.failed_blocks, "get succeeded with failed blocks: that is a failure, to be raised")
+        shape = f"get returned {result!r}, neither a BatchResult nor Miss.MISS"
+        require(type(result) is BatchResult, shape, breaks=_shape(result))
+        short = f"get succeeded with {result.nbytes} of {memory.nbytes} bytes"
+        require(result.nbytes == memory.nbytes, short, breaks="I1")
+        failed = "get succeeded with failed blocks: that is a failure, to be raised"
+        require(not result.failed_blocks, failed, breaks="I1")
         truth = digest_pieces(pieces(place.batch.spans))
-        require(result.landed_digest in {None, truth}, "the landed digest is not that of the destination")
+        require(result.landed_digest in {None, truth}, "the landed digest is not that of the destination", breaks="I1")
         return result
 
     def load(self, place: Place, ticket: Ticket, expected: bytes, within: Until | None = None) -> None:
@@ -226,11 +243,13 @@ class Bench:
         result = self.get(place, ticket, within)
         if isinstance(result, Miss):
             msg = "get missed a batch that the source has"
-            raise Nonconforming(msg)
-        require(place.memory.content() == expected, "get succeeded, and other bytes landed than were put")
+            raise Nonconforming(msg, breaks="I9")
+        _require_bytes(place, expected)
         source = result.source_digest or ticket.digest
-        require(source is not None, "neither ticket nor result bear a digest of the source: nobody can verify the load")
-        require(source == digest_pieces(pieces(place.batch.spans)), "the source's digest is not that of the batch")
+        missing = "neither ticket nor result bear a digest of the source: nobody can verify the load"
+        require(source is not None, missing, breaks="I1")
+        true = source == digest_pieces(pieces(place.batch.spans))
+        require(true, "the source's digest is not that of the batch", breaks="I1")
 
     def attempt(self, place: Place, ticket: Ticket, expected: bytes, within: Until | None = None) -> object:
         """A load that may miss or raise, but never lands other bytes; returns the result, or what it raised."""
@@ -239,20 +258,20 @@ class Bench:
         except (KvbelayError, OSError) as exc:
             return exc
         if result is not Miss.MISS:
-            require(place.memory.content() == expected, "get succeeded, and other bytes landed than were put")
+            _require_bytes(place, expected)
         return result
 
     def poison_what_landed(self) -> None:
         """Reuse every destination for something else: whoever still writes into one is found out."""
         for memory in self._destinations:
-            require(memory.intact(), "a destination changed after the call that had it was over")
+            _require_intact(memory)
             memory.poison()
             memory.seal()
 
     def require_untouched(self) -> None:
         """Every destination is as the call that had it, or the check itself, left it."""
         for memory in self._destinations:
-            require(memory.intact(), "a destination changed after the call that had it was over")
+            _require_intact(memory)
 
     def travelled(self, ticket: Ticket) -> Ticket:
         """The ticket after a journey over the wire."""
@@ -264,6 +283,20 @@ class Bench:
             connector = self._open.pop()
             for name in ("close", "second close"):
                 Call(connector.close, name).result(self.kit.close_s)
+
+
+def _require_intact(memory: Scattered) -> None:
+    require(memory.intact(), "a destination changed after the call that had it was over", breaks="I6")
+
+
+def _require_bytes(place: Place, expected: bytes) -> None:
+    landed = place.memory.content() == expected
+    require(landed, "get succeeded, and other bytes landed than were put", breaks="I1")
+
+
+def _shape(result: object) -> str:
+    """What a result breaks that is none: it says nothing, or it has a shape that nobody knows."""
+    return "I9" if result is None else "I10"
 
 
 def _left_s(within: Until) -> float:
@@ -287,6 +320,6 @@ def bench(kit: Opens) -> Iterator[Bench]:
             ready.close()
         ready.require_untouched()
         left = residue.found(LEAK_S)
-        require(not left, f"left behind after close: {', '.join(left)}")
+        require(not left, f"left behind after close: {', '.join(left)}", breaks="I8")
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

@@ -16,6 +16,7 @@ from kvbelay.errors import Cancelled, DeadlineExceeded, KvbelayError, PeerRestar
 from kvbelay.runtime.deadline import Until
 from kvbelay.testing.conformance.bench import Bench, Call, require
 from kvbelay.testing.conformance.kit import LARGE, SMALL, Kit, must_raise
+from kvbelay.testing.conformance.proofs import proves
 
 SMALL_NBYTES = 3 * 256
 
@@ -23,6 +24,7 @@ SMALL_NBYTES = 3 * 256
 class CopiesOut(Kit):
     """put copies the batch: its tickets have no lease, and the source's memory is free when it returns."""
 
+    @proves("I1", "I6")
     def test_source_memory_is_free(self) -> None:
         """What the source's memory becomes after put is not what a reader gets."""
         with self.bench() as ready:
@@ -33,6 +35,7 @@ class CopiesOut(Kit):
             source.memory.poison()
             ready.load(ready.place(0, SMALL), ticket, content)
 
+    @proves("I1", "I3")
     def test_put_again(self) -> None:
         """A second put of the same batch succeeds; both tickets land their own bytes or miss."""
         with self.bench() as ready:
@@ -52,6 +55,7 @@ class Evicts(Kit):
     def open_bounded(self, scratch: Path, fingerprint: Fingerprint, capacity_nbytes: int) -> Connector:
         """Open a source that keeps at most so many bytes of batches, in a place of its own."""
 
+    @proves("I9")
     def test_evicted_is_a_miss(self) -> None:
         """The batch least recently used leaves first; its ticket and its id are misses then, the others stay."""
         with self.bench() as ready:
@@ -69,6 +73,7 @@ class Evicts(Kit):
             for index in (0, 2):
                 ready.load(ready.place(index, SMALL), tickets[index], contents[index])
 
+    @proves("I4", "I5")
     def test_too_large(self) -> None:
         """A batch larger than the whole store is refused, and evicts nothing."""
         with self.bench() as ready:
@@ -100,6 +105,7 @@ class GivesLeases(Kit):
         The kit has closed the source that was there.
         """
 
+    @proves("I6")
     def test_lease(self) -> None:
         """The ticket says how long the source serves it, and the batch's memory stays as it is meanwhile."""
         with self.bench() as ready:
@@ -108,6 +114,7 @@ class GivesLeases(Kit):
             ticket = ready.put(source)
             require(ticket.lease_s is not None and ticket.lease_s > 0, "the ticket has no lease")
 
+    @proves("I3", "I6")
     def test_reader_releases(self) -> None:
         """A ticket that the reader released is named to the source, once, and serves nobody any more."""
         with self.bench() as ready:
@@ -121,6 +128,7 @@ class GivesLeases(Kit):
             source.memory.poison()
             self._gone(ready, ticket, content)
 
+    @proves("I3", "I6")
     def test_source_withdraws(self) -> None:
         """A ticket that the source itself released is named, once, and serves nobody any more."""
         with self.bench() as ready:
@@ -132,6 +140,7 @@ class GivesLeases(Kit):
             source.memory.poison()
             self._gone(ready, ticket, content)
 
+    @proves("I6", "I7")
     def test_lease_ends(self) -> None:
         """A ticket that nobody fetched is named when its lease is over, and serves nobody any more."""
         with self.bench() as ready:
@@ -144,6 +153,7 @@ class GivesLeases(Kit):
             source.memory.poison()
             self._gone(ready, ticket, content)
 
+    @proves("I6")
     def test_released_is_quiet(self) -> None:
         """A ticket is named only when no reader reads any more: what the memory becomes then lands nowhere."""
         with self.bench() as ready:
@@ -159,6 +169,7 @@ class GivesLeases(Kit):
             for call in reading:
                 call.result(self.within_s)
 
+    @proves("I7")
     def test_released_waits(self) -> None:
         """released() with nothing to tell returns an empty sequence at its deadline."""
         with self.bench() as ready:
@@ -202,6 +213,7 @@ class CanFreeze(Kit):
     def frozen(self, ready: Bench) -> AbstractContextManager[None]:
         """While it is entered the backend answers nobody; afterwards it goes on as if nothing had been."""
 
+    @proves("I6", "I7")
     def test_frozen_until_the_deadline(self) -> None:
         """A call of a silent backend raises DeadlineExceeded in time; what wakes up later does not touch its memory."""
         with self.bench() as ready:
@@ -213,6 +225,7 @@ class CanFreeze(Kit):
             self.watch(ready)
             ready.load(ready.place(0, LARGE), ticket, content)
 
+    @proves("I6", "I7")
     def test_frozen_until_cancelled(self) -> None:
         """A call of a silent backend that is cancelled meanwhile raises Cancelled soon."""
         with self.bench() as ready:
@@ -228,6 +241,7 @@ class CanFreeze(Kit):
             self.watch(ready)
             ready.load(ready.place(0, LARGE), ticket, content)
 
+    @proves("I7")
     def test_frozen_until_closed(self) -> None:
         """A call of a silent backend ends soon when its connector is closed."""
         with self.bench() as ready:
@@ -256,6 +270,7 @@ class CanFreeze(Kit):
 class HasPeer(Kit):
     """The source is a peer that can be down, and whose tickets die with it."""
 
+    @proves("I2", "I9")
     def test_peer_is_gone(self) -> None:
         """A reader of a source that is down fails, with a retryable cause and in bounded time: that is not a miss."""
         with self.bench() as ready:
@@ -272,6 +287,7 @@ class HasPeer(Kit):
                 require(failed, f"{name} of a peer that is down gave {ended!r}, not a retryable failure")
             must_raise((KvbelayError, OSError), lambda: ready.call(ready.reader.probe, "probe"), "probe did not raise")
 
+    @proves("I2", "I3")
     def test_peer_restarted(self) -> None:
         """After the peer restarted, an old ticket is refused as such, and the same reader goes on with new ones."""
         with self.bench() as ready:
@@ -296,3 +312,7 @@ class HasPeer(Kit):
             return ready.lookup([ready.identity(0)])
         except (KvbelayError, OSError) as exc:
             return exc
+
+
+CAPABILITIES: dict[str, type[Kit]] = {cls.__name__: cls for cls in (CopiesOut, Evicts, GivesLeases, CanFreeze, HasPeer)}
+"""What a connector may claim besides what all have to do."""

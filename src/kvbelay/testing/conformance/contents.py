@@ -14,12 +14,14 @@ from kvbelay.core.model import Miss, Ticket
 from kvbelay.errors import FingerprintMismatch, KvbelayError
 from kvbelay.testing.conformance.bench import Nonconforming, Place, require
 from kvbelay.testing.conformance.kit import LARGE, PROFILE, SHAPES, SMALL, Kit, must_raise
+from kvbelay.testing.conformance.proofs import proves
 from kvbelay.testing.conformance.scattered import Shape
 
 
 class WholeBatches(Kit):
     """A batch lands entire and verified, or not at all."""
 
+    @proves("I1")
     @PROFILE
     @given(shape=SHAPES, seed=st.integers(0, 2**32))
     def test_round_trip(self, shape: Shape, seed: int) -> None:
@@ -29,6 +31,7 @@ class WholeBatches(Kit):
             content = source.memory.fill(seed)
             ready.load(ready.place(0, shape, seed=seed + 1), ready.put(source), content)
 
+    @proves("I1")
     def test_large_and_scattered(self) -> None:
         """Batches of several megabytes, and of thousands of pieces, land whole."""
         with self.bench() as ready:
@@ -37,6 +40,7 @@ class WholeBatches(Kit):
                 content = source.memory.fill(index)
                 ready.load(ready.place(index, shape, seed=2), ready.put(source), content)
 
+    @proves("I1")
     def test_other_pieces(self) -> None:
         """The batch is one run of bytes: the reader's pieces may be cut differently from the source's."""
         with self.bench() as ready:
@@ -46,6 +50,7 @@ class WholeBatches(Kit):
             for shape in ([(32, 1024)], [(1, 32_768)], [(2, 12_288), (8, 1024)]):
                 ready.load(ready.place(0, shape), ticket, content)
 
+    @proves("I1")
     def test_wrong_size_is_refused(self) -> None:
         """A destination of another size than the batch gets no success."""
         with self.bench() as ready:
@@ -57,6 +62,7 @@ class WholeBatches(Kit):
                 must_raise((KvbelayError, OSError), load, "get into a destination of another size did not raise")
             ready.load(ready.place(0, [(4, 1024)]), ticket, content)
 
+    @proves("I1", "I2")
     def test_read_again(self) -> None:
         """A ticket that nobody released serves a second load, also into the same memory."""
         with self.bench() as ready:
@@ -67,6 +73,7 @@ class WholeBatches(Kit):
             for _ in range(3):
                 ready.load(destination, ticket, content)
 
+    @proves("I1", "I10")
     def test_forged_tickets(self) -> None:
         """A ticket that was altered lands the right bytes or none: it raises a typed error or misses."""
         with self.bench() as ready:
@@ -93,6 +100,7 @@ class WholeBatches(Kit):
 class Misses(Kit):
     """What is not there is neither a failure nor a success."""
 
+    @proves("I9")
     def test_lookup_names_the_leading_hits(self) -> None:
         """A lookup stops at the first batch that is not there, and each of its tickets loads its own batch."""
         with self.bench() as ready:
@@ -106,6 +114,7 @@ class Misses(Kit):
             for index, ticket in enumerate(tickets):
                 ready.load(ready.place(index, SMALL), ticket, contents[index])
 
+    @proves("I9")
     def test_miss_is_no_failure(self) -> None:
         """Where nothing is, lookup returns nothing and does not raise."""
         with self.bench() as ready:
@@ -125,6 +134,7 @@ class Misses(Kit):
 class Finds(Kit):
     """A plain dictionary says what must be found."""
 
+    @proves("I1", "I9")
     @PROFILE
     @given(
         steps=st.lists(st.tuples(st.sampled_from(["put", "lookup", "get", "release"]), st.integers(0, 4)), max_size=12)
@@ -157,6 +167,7 @@ class Finds(Kit):
 class Fingerprints(Kit):
     """KV of another model or layout never lands."""
 
+    @proves("I1", "I10")
     def test_fingerprint_of_the_batch(self) -> None:
         """KV of another model or layout is refused by put and get, whatever the ticket says."""
         other = msgspec.structs.replace(self.fingerprint, revision="other")
@@ -170,6 +181,7 @@ class Fingerprints(Kit):
             wrong = msgspec.structs.replace(ticket, batch=foreign.batch.id)
             _refused(lambda: ready.get(ready.place(0, SMALL, fingerprint=other), wrong), "get took such a ticket")
 
+    @proves("I1", "I10")
     def test_fingerprint_of_the_reader(self) -> None:
         """A reader of another model or layout is refused, when it opens or when it gets."""
         other = msgspec.structs.replace(self.fingerprint, revision="other")

@@ -15,20 +15,24 @@ from kvbelay.errors import Cancelled, DeadlineExceeded, KvbelayError
 from kvbelay.runtime.deadline import Until
 from kvbelay.testing.conformance.bench import Bench, Call, Place, require
 from kvbelay.testing.conformance.kit import LARGE, SMALL, Kit, must_raise
+from kvbelay.testing.conformance.proofs import proves
 from kvbelay.testing.conformance.scattered import Shape
 
 
 class Calls(Kit):
     """Deadlines and cancellation are honoured, and memory belongs to the caller again when a call is over."""
 
+    @proves("I7")
     def test_past_deadline(self) -> None:
         """A call whose time is over raises DeadlineExceeded, at once."""
         self._unwanted(lambda: Until(0.0), DeadlineExceeded)
 
+    @proves("I7")
     def test_cancelled(self) -> None:
         """A call that is cancelled before it begins raises Cancelled, at once."""
         self._unwanted(_cancelled, Cancelled)
 
+    @proves("I5", "I6", "I7")
     def test_cut_short(self) -> None:
         """A transfer that is cut short ends in bounded time, leaves its memory alone, and hurts no other."""
         with self.bench() as ready:
@@ -45,6 +49,7 @@ class Calls(Kit):
             ready.load(ready.place(0, LARGE), ticket, content)
             self.watch(ready)
 
+    @proves("I1", "I6")
     def test_put_cut_short(self) -> None:
         """A put that is cut short gives the memory back, and leaves no batch behind that holds other bytes."""
         with self.bench() as ready:
@@ -63,6 +68,7 @@ class Calls(Kit):
                 for ticket in ready.lookup([source.batch.id]):
                     ready.attempt(ready.place(step, LARGE), ticket, content)
 
+    @proves("I6")
     def test_memory_is_ours_again(self) -> None:
         """After get has returned or raised, nobody writes into its destination."""
         with self.bench() as ready:
@@ -73,6 +79,7 @@ class Calls(Kit):
             ready.poison_what_landed()
             self.watch(ready)
 
+    @proves("I5")
     def test_concurrent(self) -> None:
         """Threads that put and get at once each see their own bytes."""
         with self.bench() as ready:
@@ -83,6 +90,7 @@ class Calls(Kit):
             for call in running:
                 call.result(4 * self.within_s)
 
+    @proves("I2")
     def test_probe(self) -> None:
         """A probe of a backend that serves returns."""
         with self.bench() as ready:
@@ -108,6 +116,7 @@ class Calls(Kit):
 class Lives(Kit):
     """Connectors are released, closed and restarted without leaving anything."""
 
+    @proves("I3", "I5")
     def test_release_is_idempotent(self) -> None:
         """A ticket may be released by both sides, again, and without being known; others stay served."""
         with self.bench() as ready:
@@ -123,6 +132,7 @@ class Lives(Kit):
             require(ended is not None, "get of a released ticket said nothing")
             ready.load(ready.place(0, SMALL), ticket, content)
 
+    @proves("I4", "I7")
     def test_closed(self) -> None:
         """After close, calls raise a typed error at once, and close may be called again."""
         with self.bench() as ready:
@@ -140,6 +150,7 @@ class Lives(Kit):
             for name, call in calls:
                 must_raise((KvbelayError, OSError), call, f"{name} of a closed connector did not raise")
 
+    @proves("I6", "I7")
     def test_close_ends_calls(self) -> None:
         """Calls that a close overlaps end in bounded time, with their bytes or a typed error."""
         with self.bench() as ready:
@@ -157,6 +168,7 @@ class Lives(Kit):
             for call in running:
                 call.result(self.within_s + self.grace_s)
 
+    @proves("I1", "I3")
     def test_restart(self) -> None:
         """After the source restarted, an old ticket raises, misses or lands its own bytes; a new one works."""
         with self.bench() as ready:
@@ -171,6 +183,7 @@ class Lives(Kit):
             ready.load(ready.place(1, SMALL), ready.put(again), fresh)
             ready.attempt(ready.place(0, SMALL), old, content)
 
+    @proves("I8")
     def test_nothing_is_left(self) -> None:
         """Opening, failing and closing, over and over, leaves nothing."""
         with self.bench() as ready:
@@ -185,14 +198,16 @@ class Lives(Kit):
                 Call(reader.close, "close").result(self.close_s)
                 ready.reader = kept
 
+    @proves("I6", "I10")
     def test_capabilities(self) -> None:
         """The connector has the capabilities that its class in the kit says, and none that it does not."""
         with self.bench() as ready:
             for connector in (ready.source, ready.reader):
                 require(not isinstance(connector, Unfenced), "it is Unfenced: run the kit on it wrapped in Staged")
             has = isinstance(ready.source, Publishes)
+            unclaimed = "it has released(), and its case does not claim GivesLeases"
             require(
-                has == self.publishes, f"it {'has' if has else 'lacks'} released(), its class in the kit says otherwise"
+                has == self.publishes, unclaimed if has else "it has no released(), and its case claims GivesLeases"
             )
 
 

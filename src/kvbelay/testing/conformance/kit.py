@@ -35,6 +35,7 @@ PROFILE = settings(
     deadline=None,
     derandomize=True,
     database=None,
+    report_multiple_bugs=False,
     suppress_health_check=[HealthCheck.differing_executors, HealthCheck.too_slow],
 )
 

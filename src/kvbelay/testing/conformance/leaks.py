@@ -71,7 +71,8 @@ def _segments() -> set[str]:
 
 
 def _all_segments() -> set[str]:
-    return {str(path) for path in _SHM.iterdir()} if _SHM.is_dir() else set()
+    # A directory is somebody's temporary one: a segment is a file.
+    return {str(path) for path in _SHM.iterdir() if path.is_file()} if _SHM.is_dir() else set()
 
 
 def _named(segments: set[str]) -> set[str]:

@@ -1,0 +1,1 @@
+"""``kvbelay conform``: the conformance kit for authors of connectors."""
