@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import platform
 import subprocess
 import sys
 import tempfile
@@ -22,8 +23,8 @@ MEMORY_NBYTES = 64 << 20
 """Most memory that one input of the corpus may take while it is decoded."""
 LIMIT_S = 400
 """Seconds: on a busy machine it takes ten times as long."""
-WHEELS = sys.platform == "linux" and sys.implementation.name == "cpython" and sys.version_info < (3, 14)
-"""Where atheris has wheels."""
+WHEELS = sys.platform == "linux" and platform.machine() == "x86_64" and sys.version_info < (3, 14)
+"""Where atheris has wheels: where the extra ``fuzz`` installs it."""
 
 
 @pytest.fixture

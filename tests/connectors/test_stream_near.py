@@ -181,6 +181,7 @@ PLACES: dict[str, tuple[Callable[[int], bytes], type[KvbelayError], str]] = {
         ProtocolViolation,
         "placed pieces of",
     ),
+    "beyond all memory": (lambda n: _placed(((1 << 64) - 1, n)), ProtocolViolation, "beyond any process's memory"),
     "more pieces than bytes": (lambda n: encode(Placed(n + 1)), ProtocolViolation, "pieces for a batch of"),
     "no memory there": (lambda n: _placed((4096, n)), PeerFailed, "could not be read: Bad address"),
     "gone": (lambda _: encode(Refused("gone", "x")), TicketExpired, "refused"),

@@ -73,6 +73,9 @@ _BAD = frozenset({Kind.FAILED, Kind.BROKEN, Kind.DRAINED})
 _SLACK_S = 1e-6
 """For sums of times in another order than the ledger's."""
 
+_TOLD = 64
+"""Deadlines of transfers that were told, beyond which they are forgotten before they are due."""
+
 Key = tuple[str, Side]
 Touch = tuple[str, int, int]
 """Child, epoch, rank."""
@@ -177,7 +180,10 @@ class Monitor:
     def quiet(self, request: str, side: Side, child: str, epoch: int, rank: int = 0) -> None:
         """That attempt will never touch the request's blocks again."""
         with self._lock:
-            self._touches.get((request, side), set()).discard((child, epoch, rank))
+            touches = self._touches.get((request, side), set())
+            touches.discard((child, epoch, rank))
+            if not touches:
+                self._touches.pop((request, side), None)
 
     def over(self, now: float, *, leftovers: int) -> None:
         """Everything has ended, nobody touches anything, and ``leftovers`` is what the system still remembers."""
@@ -367,6 +373,9 @@ class Monitor:
             if self._open.get(transfer.key) is transfer:
                 request, side = transfer.key
                 raise InvariantViolation("I7", f"the {side.value} of {request!r} is overdue at {now:.3f} s")
+        if len(self._deadlines) > 2 * len(self._open) + _TOLD:
+            self._deadlines = [entry for entry in self._deadlines if self._open.get(entry[2].key) is entry[2]]
+            heapq.heapify(self._deadlines)
 
 
 def _blames(failure: Failure) -> bool:

@@ -17,15 +17,19 @@ from kvbelay.connectors.stream.frames import (
     MAGIC,
     REQUEST,
     VERSION,
+    Beacon,
+    Borrow,
     Done,
     Found,
     Hello,
     Lookup,
     Offer,
     Ping,
+    Placed,
     Read,
     Refused,
     Release,
+    Return,
     Sending,
     decode,
     encode,
@@ -34,8 +38,12 @@ from kvbelay.connectors.stream.frames import (
 )
 from kvbelay.errors import ProtocolViolation, UnknownShape
 
-HELLOS = (Hello(FINGERPRINT, 7), Hello(msgspec.structs.replace(FINGERPRINT, layouts=(), tp_size=2), 0))
-REQUESTS = (Read(1, KEY, 0, 2), Lookup((KEY, KEY)), Lookup(()), Release(3), Ping())
+HELLOS = (
+    Hello(FINGERPRINT, 7),
+    Hello(FINGERPRINT, 8, Beacon(1, 1 << 47, b"b" * 16)),
+    Hello(msgspec.structs.replace(FINGERPRINT, layouts=(), tp_size=2), 0),
+)
+REQUESTS = (Read(1, KEY, 0, 2), Lookup((KEY, KEY)), Lookup(()), Release(3), Ping(), Borrow(1, KEY), Return())
 ANSWERS = (
     *HELLOS,
     Sending(1 << 40),
@@ -44,6 +52,8 @@ ANSWERS = (
     Done(),
     Refused("gone", "the batch was released"),
     Refused("busy", "\N{SNOWMAN}"),
+    Refused("auth", "a token is demanded"),
+    Placed(3),
 )
 
 

@@ -39,6 +39,8 @@ from kvbelay.errors import PeerFailed, PeerLost, ProtocolViolation
 WORDS = 2
 """Of one piece in a table: address and size, as in the system's ``struct iovec``."""
 WORD_NBYTES = 8
+MAX_ADDRESS = (1 << 63) - 1
+"""The upper half of all addresses is the system's own."""
 A = TypeVar("A", Placed, Done)
 _content = bytearray(secrets.token_bytes(16))  # it stays where it is as long as the process runs
 
@@ -131,6 +133,9 @@ def _sources(link: Link, nbytes: int, ask: Ask) -> array[int] | None:
     sizes = table[1::WORDS]
     if not all(sizes) or sum(sizes) != nbytes:
         msg = f"{link.peer} placed pieces of {sum(sizes)} bytes for a batch of {nbytes}"
+        raise ProtocolViolation(msg)
+    if max(table[::WORDS]) > MAX_ADDRESS:
+        msg = f"{link.peer} placed a piece beyond any process's memory"
         raise ProtocolViolation(msg)
     return table
 
