@@ -23,6 +23,7 @@ from kvbelay.cli.bench.figures import Pair, Worn
 from kvbelay.cli.bench.figures import Row as GuardRow
 from kvbelay.cli.bench.ledger import Row
 from kvbelay.cli.bench.ledger_worker import Setup
+from kvbelay.cli.bench.paths import Reading
 from kvbelay.cli.bench.report import Machine
 from kvbelay.cli.bench.scatter import Memory
 from kvbelay.cli.bench.traffic import Burst, Traffic
@@ -298,19 +299,24 @@ def test_transfer_for_real(tmp_path: Path) -> None:
         assert name in result.stdout
 
 
-class Liar:
+class Liar(Reading):
     """A way whose gets say that they went well, and bring nothing."""
 
     name = "liar"
 
     def __init__(self, memory: Memory, digest: bytes | None) -> None:
-        self.connector: Any = self
+        self.connector: Any = _Connector(digest)
         self._memory = memory
         self._digest = digest
 
     def put(self, piece_nbytes: int, nbytes: int) -> tuple[Ticket, float]:
         batch = self._memory.batch(piece_nbytes, nbytes)
         return Ticket("liar", batch.id, "", 0, nbytes, self._digest), 0.001
+
+
+class _Connector:
+    def __init__(self, digest: bytes | None) -> None:
+        self._digest = digest
 
     def get(self, _batch: TransferBatch, ticket: Ticket, _within: object) -> BatchResult:
         return BatchResult(ticket.nbytes, b"good", self._digest)

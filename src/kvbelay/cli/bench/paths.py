@@ -13,51 +13,76 @@ from kvbelay.cli.bench.child import Child
 from kvbelay.cli.bench.scatter import FINGERPRINT, Memory
 from kvbelay.cli.bench.source import Published, Put, Setup
 from kvbelay.cli.bench.undigested import Undigested
-from kvbelay.connectors.port import Connector, Deadline
+from kvbelay.connectors.port import Connector
 from kvbelay.connectors.registry import open_child
-from kvbelay.core.model import BatchResult, Miss, Ticket, TransferBatch
+from kvbelay.connectors.spans import digest_batch
+from kvbelay.core.model import BatchResult, Ticket, TransferBatch
+from kvbelay.errors import CorruptData
 from kvbelay.runtime.deadline import Until
 
 SHM = Path("/dev/shm")  # noqa: S108  # the directory that we make in it is ours alone
 WITHIN_S = 60.0
 
 
-class Reader(Protocol):
-    """What a bench needs of a connector."""
-
-    def get(self, batch: TransferBatch, ticket: Ticket, within: Deadline) -> BatchResult | Miss:
-        """See the port."""
-        ...
-
-    def release(self, ticket: Ticket, within: Deadline) -> None:
-        """See the port."""
-        ...
-
-    def close(self) -> None:
-        """See the port."""
-        ...
-
-
 class Way(Protocol):
-    """A source on one side, a connector that reads from it on the other."""
+    """A source on one side, a reader on the other."""
 
     name: str
-
-    @property
-    def connector(self) -> Reader:
-        """It is open."""
-        ...
 
     def put(self, piece_nbytes: int, nbytes: int) -> tuple[Ticket, float]:
         """The source's batch, published or stored; and how long that took, in seconds."""
         ...
 
+    def get(self, batch: TransferBatch, ticket: Ticket) -> float:
+        """Bring it into the batch, or into one of the reader's own that is like it; returns seconds."""
+        ...
+
+    def landed(self, batch: TransferBatch) -> bytes:
+        """The digest of what `get` has brought, made from the bytes where they landed."""
+        ...
+
+    def release(self, ticket: Ticket) -> None:
+        """It is no longer needed."""
+        ...
+
     def close(self) -> None:
-        """Close it."""
+        """End it."""
         ...
 
 
-class Here:
+class Reading:
+    """What ways have in common whose reader is a connector of ours."""
+
+    name: str
+    connector: Connector | Undigested
+
+    def get(self, batch: TransferBatch, ticket: Ticket) -> float:
+        """Raises `CorruptData` if the two digests differ."""
+        began = time.perf_counter()
+        checked_get(self.connector, batch, ticket)
+        return time.perf_counter() - began
+
+    def landed(self, batch: TransferBatch) -> bytes:
+        return digest_batch(batch)
+
+    def release(self, ticket: Ticket) -> None:
+        self.connector.release(ticket, Until(WITHIN_S))
+
+    def close(self) -> None:
+        self.connector.close()
+
+
+def checked_get(
+    connector: Connector | Undigested, batch: TransferBatch, ticket: Ticket, within: Until | None = None
+) -> None:
+    """Get it. Raises `CorruptData` if the two digests differ."""
+    result = connector.get(batch, ticket, within or Until(WITHIN_S))
+    if not isinstance(result, BatchResult) or result.landed_digest != result.source_digest:
+        msg = f"a get came back with {result!r}"
+        raise CorruptData(msg, child=ticket.child, operation="get")
+
+
+class Here(Reading):
     """A store: the same process puts and gets."""
 
     def __init__(self, name: str, kind: str, config: dict[str, Any], memory: Memory) -> None:
@@ -65,22 +90,19 @@ class Here:
         self._kind = kind
         self._config = config
         self._memory = memory
-        self.connector = self.reader()
+        self._store = self.connector = self.reader()
 
     def put(self, piece_nbytes: int, nbytes: int) -> tuple[Ticket, float]:
         batch = self._memory.batch(piece_nbytes, nbytes)
         began = time.perf_counter()
-        ticket = self.connector.put(batch, Until(WITHIN_S))
+        ticket = self._store.put(batch, Until(WITHIN_S))
         return ticket, time.perf_counter() - began
 
     def reader(self) -> Connector:
         return open_child(self.name, self._kind, self._config, FINGERPRINT)
 
-    def close(self) -> None:
-        self.connector.close()
 
-
-class There:
+class There(Reading):
     """A process that serves from its own memory. ``digest``: whether both sides make theirs."""
 
     def __init__(self, name: str, child: Child, *, digest: bool = True) -> None:
@@ -95,9 +117,6 @@ class There:
 
     def reader(self) -> Connector:
         return open_child(self.name, "stream", {}, FINGERPRINT)
-
-    def close(self) -> None:
-        self.connector.close()
 
 
 def source(name: str, listen: str, nbytes: int, seed: int, *, ballast_nbytes: int = 0) -> Child:

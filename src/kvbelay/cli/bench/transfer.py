@@ -13,11 +13,11 @@ from itertools import count
 import msgspec
 
 from kvbelay.cli.bench import iperf
-from kvbelay.cli.bench.paths import WITHIN_S, Here, Reader, There, Way, addresses, source, stores, streams
+from kvbelay.cli.bench.paths import WITHIN_S, Here, There, Way, addresses, checked_get, source, stores, streams
 from kvbelay.cli.bench.rivals import rivals
 from kvbelay.cli.bench.scatter import SPARSE, Memory
-from kvbelay.connectors.spans import digest_batch, digest_pieces, pieces
-from kvbelay.core.model import BatchResult, Result, Ticket, TransferBatch
+from kvbelay.connectors.spans import digest_pieces, pieces
+from kvbelay.core.model import Result, Ticket, TransferBatch
 from kvbelay.errors import CorruptData, KvbelayError, PeerLost
 from kvbelay.runtime.belay import Belay
 from kvbelay.runtime.deadline import Until
@@ -102,7 +102,7 @@ def measure(seed: int, note: Callable[[str], None]) -> Measured:
     with (
         stores(memory, STORED * BATCH) as stored,
         streams(LARGE, seed) as streamed,
-        rivals(landing, LARGE, seed, note) as others,
+        rivals(LARGE, seed, note) as others,
     ):
         ways: list[Way] = [*stored, *streamed, *others]
         for piece_nbytes in PIECES:
@@ -149,12 +149,13 @@ def _size(
             ticket, put_s = way.put(piece_nbytes, nbytes)
             if not index:
                 landing.poison()
-            get_s = _seconds(partial(_get, way.connector, batch, ticket))
-            way.connector.release(ticket, Until(WITHIN_S))
+            get_s = way.get(batch, ticket)
+            wrong = not index and way.landed(batch) != expected
+            way.release(ticket)
             if index:
                 timed.put_s.append(put_s)
                 timed.get_s.append(get_s)
-            elif digest_batch(batch) != expected:
+            elif wrong:
                 raise CorruptData("what landed is not what was sent", child=way.name, operation="get")
     return size
 
@@ -166,8 +167,8 @@ def _layer(way: Here | There, landing: Memory, piece_nbytes: int, nbytes: int, n
         for index in range(ROUNDS + 1):
             batch = landing.batch(piece_nbytes, nbytes, request=f"bench-{index}")
             ticket, _ = way.put(piece_nbytes, nbytes)
-            bare_s = _seconds(partial(_get, way.connector, batch, ticket))
-            way.connector.release(ticket, Until(WITHIN_S))
+            bare_s = way.get(batch, ticket)
+            way.release(ticket)
             ticket, _ = way.put(piece_nbytes, nbytes)
             belay_s = _seconds(partial(_load, belay, batch, ticket))
             if index:
@@ -189,7 +190,7 @@ def _killed(name: str, listen: str, ballast_nbytes: int, seed: int, note: Callab
             ticket, _ = way.put(256 * KIB, BATCH)
             strike = Strike(child.pid)
             try:
-                _get(way.connector, batch, ticket, strike)
+                checked_get(way.connector, batch, ticket, strike)
             except PeerLost:
                 killed.known_s.append(time.perf_counter() - strike.at)
             else:
@@ -230,13 +231,6 @@ def _load(belay: Belay, batch: TransferBatch, ticket: Ticket) -> None:
     if outcome.result is not Result.LOADED:
         msg = f"a load ended as {outcome.result.value!r}: {outcome.failures}"
         raise KvbelayError(msg, child=ticket.child, operation="load")
-
-
-def _get(connector: Reader, batch: TransferBatch, ticket: Ticket, within: Until | None = None) -> None:
-    result = connector.get(batch, ticket, within or Until(WITHIN_S))
-    if not isinstance(result, BatchResult) or result.landed_digest != result.source_digest:
-        msg = f"a get came back with {result!r}"
-        raise CorruptData(msg, child=ticket.child, operation="get")
 
 
 def _copy(sources: list[memoryview], targets: list[memoryview]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from kvbelay.cli.bench.child import serve
 from kvbelay.cli.bench.rivals.engines import ENGINES
-from kvbelay.cli.bench.rivals.way import Ask, Setup, Standing
+from kvbelay.cli.bench.rivals.messages import Ask, Setup, Standing
 from kvbelay.cli.bench.scatter import Memory
 from kvbelay.connectors.stream import near
 
@@ -21,7 +21,7 @@ def start(setup: Setup) -> Iterator[Callable[[Ask], Standing]]:
 
         def ask(question: Ask) -> Standing:
             table = near.places(memory.batch(question.piece_nbytes, question.nbytes).spans)
-            return Standing(engine.address(), list(table or ()))
+            return Standing(engine.address(), list(table or ())[:: near.WORDS])
 
         yield ask
 
