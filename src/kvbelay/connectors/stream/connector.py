@@ -56,6 +56,11 @@ from kvbelay.errors import (
 CREW = 16
 """Most threads that receive second and further stripes; where none is free, the caller's own does it."""
 
+LARGE = 1 << 18
+"""Bytes of a piece from which on several threads digest faster than one: with smaller ones each would wait for the
+interpreter for longer than it digests.
+"""
+
 A = TypeVar("A", Done, Found)
 
 
@@ -145,9 +150,9 @@ class StreamConnector:
             if self._server is None:
                 raise ConfigError("this connector only reads", field="listen", remedy="give it an address to listen on")
             self._check(batch.id)
-            chunks = chunked(pieces(batch.spans))
-            nbytes = batch_nbytes(batch)
-            stripes = stripes_for(nbytes, self._connections)
+            views = pieces(batch.spans)
+            chunks, nbytes = chunked(views), batch_nbytes(batch)
+            stripes = stripes_for(nbytes, self._connections) if nbytes >= LARGE * len(views) else 1
             work = Stripes(len(chunks))
 
             def digest(stripe: int) -> None:
