@@ -14,23 +14,20 @@ import msgspec
 from kvbelay.connectors.port import Deadline
 from kvbelay.connectors.spans import batch_nbytes, chunked, digest_chunk, pieces
 from kvbelay.connectors.stream import near
+from kvbelay.connectors.stream.answers import expect
 from kvbelay.connectors.stream.auth import FilePath, Trust
 from kvbelay.connectors.stream.clients import Clients
 from kvbelay.connectors.stream.fetch import fetch
 from kvbelay.connectors.stream.frames import (
-    ANSWER,
     MAX_IDS,
     MAX_STRIPES,
-    Answer,
     Done,
     Found,
     Hello,
     Lookup,
     Ping,
-    Refused,
     Release,
     Request,
-    error_of,
     locator_of,
     number_of,
 )
@@ -321,12 +318,6 @@ def _listening(config: StreamConfig, trust: Trust) -> tuple[Listener | None, Add
     return listener, told or listener.address
 
 
-def _call(link: Link, request: Request, expected: type[A], within: Deadline) -> A:
+def _call(link: Link, request: Request, kind: type[A], within: Deadline) -> A:
     link.send(request, within.remaining_s)
-    answer: Answer = link.receive(ANSWER, within.remaining_s)
-    if isinstance(answer, Refused):
-        raise error_of(answer, link.peer)
-    if not isinstance(answer, expected):
-        msg = f"{link.peer} answered a {type(request).__name__} with {type(answer).__name__}"
-        raise ProtocolViolation(msg)
-    return answer
+    return expect(link, kind, within.remaining_s)

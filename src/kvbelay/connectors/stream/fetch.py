@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from kvbelay.connectors.spans import chunked, digest_chunk
-from kvbelay.connectors.stream.frames import ANSWER, Read, Refused, Sending, error_of, number_of, stripe_nbytes
+from kvbelay.connectors.stream.answers import expect
+from kvbelay.connectors.stream.frames import Read, Sending, number_of, stripe_nbytes
 from kvbelay.connectors.stream.link import Ask, Link
 from kvbelay.connectors.stream.stripes import Stripes
 from kvbelay.core.model import Ticket
@@ -34,19 +35,12 @@ def fetch(
 
     def land(stripe: int) -> None:
         link = links[stripe]
-        _expect(link, stripe_nbytes(ticket.nbytes, stripe, len(links)), ask)
+        due, announced = stripe_nbytes(ticket.nbytes, stripe, len(links)), expect(link, Sending, ask).nbytes
+        if announced != due:
+            msg = f"{link.peer} answered a read of {due} bytes with {announced} bytes"
+            raise ProtocolViolation(msg)
         for index in range(stripe, len(chunks), len(links)):
             link.receive_views(chunks[index], ask)
             stripes.digests[index] = digest_chunk(chunks[index])
 
     return stripes.run(land, len(links), crew)
-
-
-def _expect(link: Link, nbytes: int, ask: Ask) -> None:
-    answer = link.receive(ANSWER, ask)
-    if isinstance(answer, Refused):
-        raise error_of(answer, link.peer)
-    if not isinstance(answer, Sending) or answer.nbytes != nbytes:
-        what = f"{answer.nbytes} bytes" if isinstance(answer, Sending) else type(answer).__name__
-        msg = f"{link.peer} answered a read of {nbytes} bytes with {what}"
-        raise ProtocolViolation(msg)

@@ -16,19 +16,15 @@ import secrets
 from array import array
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
 
 from kvbelay.connectors.spans import CHUNK, chunked, digest_chunk
+from kvbelay.connectors.stream.answers import expect
 from kvbelay.connectors.stream.frames import (
-    ANSWER,
-    Answer,
     Beacon,
     Borrow,
     Done,
     Placed,
-    Refused,
     Return,
-    error_of,
     number_of,
 )
 from kvbelay.connectors.stream.link import IOV_MAX, Ask, Link
@@ -41,7 +37,6 @@ WORDS = 2
 WORD_NBYTES = 8
 MAX_ADDRESS = (1 << 63) - 1
 """The upper half of all addresses is the system's own."""
-A = TypeVar("A", Placed, Done)
 _content = bytearray(secrets.token_bytes(16))  # it stays where it is as long as the process runs
 
 _readv = getattr(ctypes.CDLL(None, use_errno=True), "process_vm_readv", None)
@@ -116,13 +111,13 @@ def read(
     if here is not None and there is not None:
         landed = _copy_chunks(link, there, here, chunks, stripes=stripes, ask=ask, crew=crew)
     link.send(Return(), ask)
-    _expect(link, Done, ask)  # else what was read may not have been the batch any more
+    expect(link, Done, ask)  # else what was read may not have been the batch any more
     return landed
 
 
 def _sources(link: Link, nbytes: int, ask: Ask) -> array[int] | None:
     """The source's table; None if it has none."""
-    count = _expect(link, Placed, ask).pieces
+    count = expect(link, Placed, ask).pieces
     if not count:
         return None
     if count > nbytes:
@@ -161,16 +156,6 @@ def _copy_chunks(
             work.digests[index] = digest_chunk(chunks[index])  # while it is in the cache
 
     return work.run(land, stripes, crew)
-
-
-def _expect(link: Link, kind: type[A], ask: Ask) -> A:
-    answer: Answer = link.receive(ANSWER, ask)
-    if isinstance(answer, Refused):
-        raise error_of(answer, link.peer)
-    if not isinstance(answer, kind):
-        msg = f"{link.peer} answered with {type(answer).__name__} where {kind.__name__} was due"
-        raise ProtocolViolation(msg)
-    return answer
 
 
 def _cut(table: array[int]) -> list[array[int]] | None:

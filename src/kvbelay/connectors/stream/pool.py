@@ -7,12 +7,13 @@ import threading
 import time
 from collections.abc import Iterator
 
+from kvbelay.connectors.stream.answers import expect
 from kvbelay.connectors.stream.auth import Trust, require_promised
-from kvbelay.connectors.stream.frames import ANSWER, Hello, Refused, error_of
+from kvbelay.connectors.stream.frames import Hello
 from kvbelay.connectors.stream.link import Ask, Link
 from kvbelay.connectors.stream.near import reaches
 from kvbelay.connectors.stream.sockets import Address, dial
-from kvbelay.errors import Closed, FingerprintMismatch, PeerLost, PeerRestarted, ProtocolViolation
+from kvbelay.errors import Closed, FingerprintMismatch, PeerLost, PeerRestarted
 
 MAX_IDLE = 32
 """Most connections that are kept for later, all peers together; the longest idle go first."""
@@ -108,12 +109,7 @@ class Pool:
         self._trust.prove(link, self._hello, ask)
         with contextlib.suppress(PeerLost):  # what it said before it hung up tells more
             link.send(self._hello, ask)
-        answer = link.receive(ANSWER, ask)
-        if isinstance(answer, Refused):
-            raise error_of(answer, link.peer)
-        if not isinstance(answer, Hello):
-            msg = f"{link.peer} answered a greeting with {type(answer).__name__}"
-            raise ProtocolViolation(msg)
+        answer = expect(link, Hello, ask)
         require_promised(link, answer)
         field = self._hello.fingerprint.difference(answer.fingerprint)
         if field is not None:
