@@ -147,6 +147,14 @@ def test_rude_readers(rig: Any, rude: str) -> None:
     assert list(source.released(Until(10.0))) == [ticket]
 
 
+@pytest.mark.parametrize(("rig", "told"), [("near", True), ("tcp", False)], indirect=["rig"])
+def test_where_memory_stands_is_told_on_one_host_alone(rig: Any, told: bool) -> None:
+    """Nobody who reads over TCP hears an address of this process's memory, and no source hears one of its readers'."""
+    source, reader = rig.source(), rig.open()
+    assert (source._server._hello.beacon is not None) is told
+    assert reader._pool._hello.beacon is None
+
+
 def test_who_is_not_believed() -> None:
     """A source that names another process, an address where nothing stands, or other bytes is read through the socket
     alone: nobody can have a reader look into a third process.

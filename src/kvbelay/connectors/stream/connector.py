@@ -100,7 +100,7 @@ class StreamConnector:
         self._fingerprint = fingerprint.digest()
         trust = self._trust = _trust_of(config)
         self._peers = tuple(_dialled(text, f"peers[{index}]", trust) for index, text in enumerate(config.peers))
-        hello = Hello(fingerprint, secrets.randbits(63), near.beacon())
+        hello = Hello(fingerprint, secrets.randbits(63))
         self._incarnation = hello.incarnation
         self._closed = threading.Event()
         listener, self._address = _listening(config, trust)
@@ -112,7 +112,8 @@ class StreamConnector:
             lease_s=config.lease_s,
         )
         clients = Clients(config.max_clients)
-        self._server = listener and Server(listener, self._shelf, hello, child=child, trust=trust, clients=clients)
+        told = hello if listener is None else near.with_beacon(hello, listener.address)
+        self._server = listener and Server(listener, self._shelf, told, child=child, trust=trust, clients=clients)
         self._pool = Pool(hello, trust)
         self._crew = ThreadPoolExecutor(CREW, thread_name_prefix=f"kvbelay {child} stripe")
 

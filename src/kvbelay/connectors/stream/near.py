@@ -17,17 +17,21 @@ from array import array
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
+import msgspec
+
 from kvbelay.connectors.spans import CHUNK, chunked, digest_chunk
 from kvbelay.connectors.stream.answers import expect
 from kvbelay.connectors.stream.frames import (
     Beacon,
     Borrow,
     Done,
+    Hello,
     Placed,
     Return,
     number_of,
 )
 from kvbelay.connectors.stream.link import IOV_MAX, Ask, Link
+from kvbelay.connectors.stream.sockets import Address
 from kvbelay.connectors.stream.stripes import Stripes
 from kvbelay.core.model import BlockSpan, Ticket
 from kvbelay.errors import PeerFailed, PeerLost, ProtocolViolation
@@ -55,6 +59,11 @@ if _readv is not None:
 def beacon() -> Beacon:
     """What this process says of its memory."""
     return Beacon(os.getpid(), _address(memoryview(_content)), bytes(_content))
+
+
+def with_beacon(hello: Hello, listening: Address) -> Hello:
+    """What a source says there: over TCP no peer can read its memory, and none needs to know where anything stands."""
+    return msgspec.structs.replace(hello, beacon=beacon()) if listening.path else hello
 
 
 def reaches(link: Link, seen: Beacon | None) -> int:
