@@ -27,7 +27,9 @@ class Room(NamedTuple):
 ROOMS = {
     "kvbelay.errors": Room((), ()),
     "kvbelay.core": Room(("kvbelay.errors",)),
+    "kvbelay.net": Room(("kvbelay.errors",)),
     "kvbelay.connectors": Room(("kvbelay.core", "kvbelay.errors", *PORT)),
+    "kvbelay.connectors.stream": Room(("kvbelay.core", "kvbelay.errors", "kvbelay.net", *PORT), ("msgspec", "xxhash")),
     "kvbelay.connectors.spans": Room(("kvbelay.core", "kvbelay.errors"), ("xxhash",)),
     "kvbelay.connectors.faulty": Room(("kvbelay.core", "kvbelay.errors", *PORT, "kvbelay.connectors.wrapper")),
     "kvbelay.connectors.staged": Room(

@@ -15,8 +15,6 @@ from kvbelay.connectors.port import Deadline
 from kvbelay.connectors.spans import batch_nbytes, chunked, digest_chunk, pieces
 from kvbelay.connectors.stream import near
 from kvbelay.connectors.stream.answers import expect
-from kvbelay.connectors.stream.auth import FilePath, Trust
-from kvbelay.connectors.stream.clients import Clients
 from kvbelay.connectors.stream.fetch import fetch
 from kvbelay.connectors.stream.frames import (
     MAX_IDS,
@@ -31,14 +29,10 @@ from kvbelay.connectors.stream.frames import (
     locator_of,
     number_of,
 )
-from kvbelay.connectors.stream.link import Link
 from kvbelay.connectors.stream.pool import Pool
 from kvbelay.connectors.stream.server import Server
 from kvbelay.connectors.stream.shelf import Shelf
-from kvbelay.connectors.stream.sockets import Address, Listener, parse
 from kvbelay.connectors.stream.stripes import Stripes, stripes_for
-from kvbelay.connectors.stream.tls import MutualTls, TlsConfig
-from kvbelay.connectors.stream.token import SharedToken, load_token
 from kvbelay.core.model import BatchId, BatchResult, Fingerprint, Miss, Ticket, TransferBatch
 from kvbelay.errors import (
     Closed,
@@ -49,6 +43,12 @@ from kvbelay.errors import (
     PeerLost,
     ProtocolViolation,
 )
+from kvbelay.net.auth import FilePath, Trust
+from kvbelay.net.clients import Clients
+from kvbelay.net.link import Link
+from kvbelay.net.sockets import Address, Listener, parse
+from kvbelay.net.tls import MutualTls, TlsConfig
+from kvbelay.net.token import SharedToken, load_token
 
 CREW = 16
 """Most threads that receive second and further stripes; where none is free, the caller's own does it."""

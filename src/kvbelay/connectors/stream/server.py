@@ -8,12 +8,9 @@ import socket
 import threading
 import time
 
-from kvbelay.connectors.stream.auth import Trust, require_promised
-from kvbelay.connectors.stream.clients import Clients
 from kvbelay.connectors.stream.frames import (
     HELLO,
     MAX_PIECES,
-    MAX_TEXT,
     REQUEST,
     Borrow,
     Done,
@@ -22,17 +19,14 @@ from kvbelay.connectors.stream.frames import (
     Lookup,
     Placed,
     Read,
-    Refused,
     Release,
     Request,
     Return,
     Sending,
     stripe_nbytes,
 )
-from kvbelay.connectors.stream.link import Ask, Link
 from kvbelay.connectors.stream.near import WORDS, places
 from kvbelay.connectors.stream.shelf import Entry, Shelf
-from kvbelay.connectors.stream.sockets import Listener, tune
 from kvbelay.errors import (
     DeadlineExceeded,
     FingerprintMismatch,
@@ -42,6 +36,11 @@ from kvbelay.errors import (
     TicketExpired,
     UnknownShape,
 )
+from kvbelay.net.auth import Trust, require_promised
+from kvbelay.net.clients import Clients
+from kvbelay.net.frames import MAX_TEXT, Refused
+from kvbelay.net.link import Ask, Link
+from kvbelay.net.sockets import Listener, tune
 
 PATIENCE_S = 5.0
 """How long a client may take to prove itself and say hello, to finish a message that it began, or to take an answer."""

@@ -15,8 +15,8 @@ from typing import TypeAlias, TypeVar
 
 import msgspec
 
-from kvbelay.connectors.stream.frames import HEADER, Answer, Request, decode, encode, message_nbytes
 from kvbelay.errors import PeerLost
+from kvbelay.net.frames import HEADER, Message, decode, encode, message_nbytes
 
 IOV_MAX = 1024
 """Most buffers that Linux takes in one sendmsg or recvmsg."""
@@ -41,7 +41,7 @@ class Link:
         self.incarnation = 0
         """Of the peer, once it has said hello."""
         self.near = 0
-        """The peer's process, if its memory can be read; see `kvbelay.connectors.stream.near`."""
+        """The peer's process, if its memory can be read."""
         self.promised = b""
         """Digest of the hello that the peer's proof covers; empty: its proof covers none."""
         self._sock = sock
@@ -69,7 +69,7 @@ class Link:
                 raise self._ended()
             return seen
 
-    def send(self, message: Request | Answer, ask: Ask) -> None:
+    def send(self, message: Message, ask: Ask) -> None:
         """One message."""
         self.send_views([memoryview(encode(message))], ask)
 
