@@ -28,6 +28,7 @@ ROOMS = {
     "kvbelay.errors": Room((), ()),
     "kvbelay.core": Room(("kvbelay.errors",)),
     "kvbelay.net": Room(("kvbelay.errors",)),
+    "kvbelay.link": Room(("kvbelay.errors", "kvbelay.net")),
     "kvbelay.connectors": Room(("kvbelay.core", "kvbelay.errors", *PORT)),
     "kvbelay.connectors.stream": Room(("kvbelay.core", "kvbelay.errors", "kvbelay.net", *PORT), ("msgspec", "xxhash")),
     "kvbelay.connectors.spans": Room(("kvbelay.core", "kvbelay.errors"), ("xxhash",)),
@@ -43,7 +44,10 @@ ROOMS = {
     "kvbelay.reference": Room(
         ("kvbelay.core", "kvbelay.errors", "kvbelay.runtime"), ("msgspec", "numpy", "gguf", "tokenizers")
     ),
-    "kvbelay.vllm": Room(("kvbelay.core", "kvbelay.errors"), ("msgspec", "vllm", "torch", "prometheus_client")),
+    "kvbelay.vllm": Room(
+        ("kvbelay.core", "kvbelay.errors", "kvbelay.link", "kvbelay.net.endpoint"),
+        ("msgspec", "vllm", "torch", "prometheus_client"),
+    ),
     "kvbelay.cli": Room((ANY,), ("msgspec", "click", "rich", "matplotlib", "numpy", "tomli")),
     "kvbelay.cli.bench.hosted": Room((ANY,), ("msgspec", "vllm", "torch")),
 }

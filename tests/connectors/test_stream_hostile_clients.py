@@ -128,7 +128,7 @@ def impatient(rig: Any) -> Iterator[tuple[Server, Shelf]]:
 def test_slow_clients(rig: Any, raw: Any, impatient: tuple[Server, Shelf]) -> None:
     """Who is silent, trickles, stops in mid-message or takes no bytes is cut off; who is greeted and idle is not."""
     server, shelf = impatient
-    address = str(server._listener.address)
+    address = str(server._door._listener.address)
     memory = [[memoryview(bytes(CHUNK))] for _ in range(64)]
     shelf.publish(TransferBatch(rig.identity(), "put", 1, ()), 64 * CHUNK, bytes(16), memory)
     hello = greeting(rig)

@@ -110,11 +110,16 @@ class Link:
                 raise self._ended()
             _drop(rest, received)
 
-    def wait(self, timeout_s: float | None) -> bool:
-        """Whether there is something to read (also: the end), now or within the time; None waits for ever."""
+    def wait(self, timeout_s: float | None, *, or_on: int | None = None) -> bool:
+        """Whether there is something to read (also: the end), now or within the time; None waits for ever. It comes
+        back without, too, when the descriptor ``or_on`` has something to read.
+        """
         poller = select.poll()
         poller.register(self._sock, select.POLLIN)
-        return bool(poller.poll(None if timeout_s is None else timeout_s * 1000))
+        if or_on is not None:
+            poller.register(or_on, select.POLLIN)
+        events = poller.poll(None if timeout_s is None else timeout_s * 1000)
+        return any(descriptor != or_on for descriptor, _ in events)
 
     def peer_pid(self) -> int:
         """The process that listens at the other end of a unix socket, as the system names it; 0: nobody knows."""

@@ -130,8 +130,8 @@ class TlsLink(Link):
                     raise self._ended()
                 rest = rest[received or 0 :]
 
-    def wait(self, timeout_s: float | None) -> bool:
-        return (self._tls is not None and self._tls.pending() > 0) or super().wait(timeout_s)
+    def wait(self, timeout_s: float | None, *, or_on: int | None = None) -> bool:
+        return (self._tls is not None and self._tls.pending() > 0) or super().wait(timeout_s, or_on=or_on)
 
     def _shake(self, tls: ssl.SSLSocket) -> int:
         tls.do_handshake()
