@@ -73,6 +73,8 @@ class Ledger:
             self._begin(event, now, out)
         elif event.kind is Kind.CANCEL:
             self._cancel(event.request, event.side, now, out)
+        elif event.kind is Kind.LOST and event.request:
+            self._lose_peer(event, now, out)
         elif event.kind is Kind.LOST:
             self._lose(event.child, now, out)
         return tuple(out)
@@ -150,6 +152,13 @@ class Ledger:
                 if leg.child == name and leg.state is not Leg.HELD:
                     self._apply(track, leg, Said(Kind.LOST), now, out)
                     self._settle(track, now, out)
+
+    def _lose_peer(self, event: Event, now: float, out: list[Action]) -> None:
+        track = self._records.track(event.request, event.side)
+        for leg in track.legs if track is not None else ():
+            if track is not None and leg.child == event.child:
+                self._apply(track, leg, Said(Kind.LOST, failure=event.failure), now, out)
+                self._settle(track, now, out)
 
     def _hear(self, report: Report, now: float, out: list[Action]) -> None:
         track = self._records.track(report.request, report.side)

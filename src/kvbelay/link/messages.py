@@ -52,8 +52,8 @@ class Offer(Message, frozen=True, tag=34):
         tuple[Annotated[bytes, msgspec.Meta(max_length=MAX_DIGESTS_NBYTES)], ...], msgspec.Meta(max_length=MAX_GROUPS)
     ]
     """For each KV cache group the digests of its blocks, the first block's first; see `packed`."""
-    block_tokens: Annotated[tuple[Number, ...], msgspec.Meta(max_length=MAX_GROUPS)]
-    """For each group the tokens of a block."""
+    forms: Annotated[tuple[Text, ...], msgspec.Meta(max_length=MAX_GROUPS)]
+    """For each group what both sides' digests have to have in common to be compared."""
     unverified: Text = ""
     """Why there are no digests."""
 

@@ -50,18 +50,18 @@ class Offers:
                 del self._entries[next(iter(self._entries))]
 
     def publish(
-        self, request: str, tokens: int, block_tokens: Sequence[int], digests: Sequence[Sequence[int]], unverified: str
+        self, request: str, tokens: int, forms: Sequence[str], digests: Sequence[Sequence[int]], unverified: str = ""
     ) -> None:
         """The digests of its blocks by KV cache group, or why there are none. Whoever has asked is answered."""
         words = tuple(packed(group) for group in digests)
         if len(words) > MAX_GROUPS or any(len(group) > MAX_DIGESTS_NBYTES for group in words):
             words, unverified = (), "it has more blocks than are told"
-        sizes = tuple(block_tokens) if words else ()
+        told = tuple(form[:MAX_TEXT] for form in forms) if words else ()
         with self._lock:
             entry = self._entries.get(request)
             if entry is None:
                 return
-            entry.offer = Offer(request, 0.0, tokens, words, sizes, unverified[:MAX_TEXT])
+            entry.offer = Offer(request, 0.0, tokens, words, told, unverified[:MAX_TEXT])
             self._answer(entry)
 
     def free(self, request: str) -> None:
