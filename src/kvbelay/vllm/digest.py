@@ -23,8 +23,7 @@ calling thread. Elsewhere the same in plain elementwise operations; that path ha
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -36,8 +35,10 @@ NULL = 0
 """vLLM's block that stands where a sliding window has none."""
 EMPTY = 0
 """What stands for it in a list of digests."""
-PIECE = 1 << 14
-"""Words in one operation on a CPU: about 40 microseconds, and below what torch splits over threads (32,768)."""
+PIECE = 1 << 15
+"""Words in one operation on a CPU: some 40 microseconds, and the most that torch does not split over threads."""
+FINAL = 8
+"""How much longer the finaliser takes for a unit than the sum for a word."""
 DEVICE_PIECE = 1 << 24
 """The same elsewhere: 64 MiB of KV."""
 HOST = "cpu"
@@ -108,15 +109,6 @@ class Hasher:
         return found
 
 
-@dataclass(frozen=True)
-class _Span:
-    """The tokens of a block, counted in it, that are hashed."""
-
-    block: int
-    first: int
-    end: int
-
-
 class _Group:
     """The layers of one KV cache group that this rank hashes."""
 
@@ -125,71 +117,85 @@ class _Group:
         first = next(iter(layers.values()), None)
         self.block_tokens = 1 if first is None else first.block_tokens
         self.blocks = 0 if first is None else int(first.words.shape[0]) // first.ratio
-        self._device = torch.device("cpu") if first is None else first.words.device
+        self._device = torch.device(HOST) if first is None else first.words.device
         self._piece = PIECE if self._device.type == HOST else DEVICE_PIECE
-        self._cuts: list[_Cut] = []
+        self._layers: list[tuple[int, list[_Cut]]] = []
         keys: list[int] = []
         for name, layout in layers.items():
             if not layout.counts:
                 continue
             table = tables.get(layout.form) or tables.setdefault(layout.form, _Table(layout))
-            self._cuts += _cuts(layout, table, len(keys), self._piece)
+            heads = int(layout.words.shape[1])
+            self._layers.append((heads, _cuts(layout, table, self._piece)))
             seed = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
-            heads = range(layout.first_head, layout.first_head + int(layout.words.shape[1]))
-            keys += [signed(seed + head * GOLDEN) for head in heads]
+            keys += [signed(seed + head * GOLDEN) for head in range(layout.first_head, layout.first_head + heads)]
         self._keys = mixed(torch.tensor(keys, dtype=torch.int64)).to(self._device)
 
     def pieces(self, blocks: Sequence[int], first_token: int, tokens: int) -> Generator[None, None, list[int]]:
         """See `Hasher.pieces`."""
         if not self.blocks:  # a stage of a pipeline without layers of this group
             return [EMPTY] * len(blocks)
-        spans = self._spans(blocks, first_token, tokens)
+        self._must_fit(blocks, first_token, tokens)
+        ranges = self._ranges(len(blocks), first_token, tokens)
+        held = [at for at, block in enumerate(blocks) if block != NULL]
         # Whole blocks first, so that one operation can take several of them
-        order = sorted(
-            (at for at, span in enumerate(spans) if span.block != NULL), key=lambda at: not self._is_whole(spans[at])
-        )
-        whole = sum(self._is_whole(spans[at]) for at in order)
-        chosen = [spans[at] for at in order]
-        index = torch.tensor([span.block for span in chosen], dtype=torch.int64).to(self._device)
-        largest = max([self._piece, *(cut.size for cut in self._cuts)]) if self._device.type == HOST else 0
-        scratch = torch.empty(largest, dtype=torch.int64)
-        hashes = torch.zeros(len(chosen), len(self._keys), dtype=torch.int64, device=self._device)
-        for cut in self._cuts:
-            for start, end in _runs(whole, len(chosen), max(1, self._piece // cut.size)):
-                mask = None if end <= whole else (chosen[start].first, chosen[start].end)
-                hashes[start:end, cut.unit : cut.unit + cut.heads] += cut.hashes(
-                    [span.block for span in chosen[start:end]], index[start:end], mask, scratch
-                )
-                yield
-        ranges = mixed(torch.tensor([span.first << 32 | span.end for span in chosen], dtype=torch.int64))
-        summed = mixed(hashes + self._keys + ranges.to(self._device).unsqueeze(1)).sum(1)
-        found = [EMPTY] * len(spans)
-        for at, digest in zip(order, summed.tolist(), strict=True):
-            found[at] = digest & MASK
+        order = sorted(held, key=lambda at: ranges[at] != (0, self.block_tokens))
+        whole = sum(ranges[at] == (0, self.block_tokens) for at in held)
+        yield
+        hashes = yield from self._hashes([blocks[at] for at in order], [ranges[at] for at in order[whole:]])
+        found = [EMPTY] * len(blocks)
+        names = [first << 32 | end for first, end in (ranges[at] for at in order)]
+        salts = mixed(torch.tensor(names, dtype=torch.int64))
+        rows = max(1, self._piece // FINAL // max(1, len(self._keys)))
+        for start in range(0, len(order), rows):
+            part = slice(start, start + rows)
+            salt = salts[part].to(self._device).unsqueeze(1)
+            summed = mixed(hashes[part] + self._keys + salt).sum(1)
+            for at, digest in zip(order[part], summed.tolist(), strict=True):
+                found[at] = digest & MASK
+            yield
         return found
 
-    def _is_whole(self, span: _Span) -> bool:
-        return span.end - span.first == self.block_tokens
+    def _hashes(self, blocks: list[int], partial: list[tuple[int, int]]) -> Generator[None, None, torch.Tensor]:
+        """int64 ``[blocks, units]``. The last ones of ``blocks`` are hashed in part, first token to end."""
+        whole, layers = len(blocks) - len(partial), []
+        index = torch.tensor(blocks, dtype=torch.int64).to(self._device)
+        for heads, cuts in self._layers:
+            sums = torch.zeros(len(blocks) * heads, dtype=torch.int64, device=self._device)
+            for cut in cuts:
+                for start, end in _runs(whole, len(blocks), max(1, self._piece // cut.size)):
+                    at = start * heads + cut.first_head
+                    into = sums[at : at + (end - start) * cut.heads]
+                    tokens = None if end <= whole else partial[start - whole]
+                    cut.add(into, blocks[start:end], index[start:end], tokens)
+                    yield
+            layers.append(sums.view(len(blocks), heads))
+        return torch.cat(layers, 1) if layers else torch.zeros(len(blocks), 0, dtype=torch.int64, device=self._device)
 
-    def _spans(self, blocks: Sequence[int], first_token: int, tokens: int) -> list[_Span]:
+    def _ranges(self, blocks: int, first_token: int, tokens: int) -> list[tuple[int, int]]:
+        """First token and end of what is hashed in each block, counted in it."""
+        ranges = [(0, self.block_tokens)] * blocks
+        start = first_token % self.block_tokens
+        ranges[0] = (start, self.block_tokens)
+        ranges[-1] = (ranges[-1][0], start + tokens - (blocks - 1) * self.block_tokens)
+        return ranges
+
+    def _must_fit(self, blocks: Sequence[int], first_token: int, tokens: int) -> None:
         size = self.block_tokens
-        start, end = first_token // size, -(-(first_token + tokens) // size)
-        if tokens <= 0 or first_token < 0 or len(blocks) != end - start:
+        if tokens <= 0 or first_token < 0 or len(blocks) != -(-(first_token % size + tokens) // size):
             msg = f"{len(blocks)} blocks of {size} tokens for {tokens} tokens from token {first_token} on"
             raise InvalidBatch(msg, operation="digest")
         if not all(0 <= block < self.blocks for block in blocks):
             msg = f"a block that is not among the {self.blocks} of this engine"
             raise InvalidBatch(msg, operation="digest")
-        return [
-            _Span(block, max(0, first_token - at * size), min(size, first_token + tokens - at * size))
-            for at, block in enumerate(blocks, start)
-        ]
 
 
-def _runs(whole: int, spans: int, most: int) -> list[tuple[int, int]]:
-    """Which spans go together: up to ``most`` whole ones, and each of the others alone, since its mask is its own."""
-    together = [(start, min(start + most, whole)) for start in range(0, whole, most)]
-    return together + [(at, at + 1) for at in range(whole, spans)]
+def _runs(whole: int, blocks: int, most: int) -> Iterator[tuple[int, int]]:
+    """Which blocks go together: up to ``most`` whole ones, and each of the others alone, since its mask is its own."""
+    for start in range(0, whole, most):
+        yield start, min(start + most, whole)
+    for at in range(whole, blocks):
+        yield at, at + 1
 
 
 class _Table:
@@ -206,6 +212,13 @@ class _Table:
         """int64 ``[kernel blocks of a block, rows, words of a row]``."""
         self._tokens = (every // values).to(device)
         self._masks: dict[tuple[int, int], torch.Tensor] = {}
+        self._scratch = torch.empty(0, dtype=torch.int64)
+
+    def scratch(self, words: int) -> torch.Tensor:
+        """Memory for so many widened words, the same for all layers."""
+        if len(self._scratch) < words:
+            self._scratch = torch.empty(words, dtype=torch.int64)
+        return self._scratch[:words]
 
     def mask(self, first: int, end: int) -> torch.Tensor:
         """Ones where tokens ``first`` to ``end`` of a block stand, shaped as the weights."""
@@ -220,35 +233,39 @@ class _Table:
 class _Cut:
     """Some heads, and some rows of a kernel block, of one layer: few enough words for one operation."""
 
-    def __init__(self, words: torch.Tensor, table: _Table, rows: tuple[int, slice], unit: int) -> None:
-        self.words = words
+    def __init__(
+        self, words: torch.Tensor, table: _Table, rows: tuple[int, slice], first_head: int, piece: int
+    ) -> None:
+        self._words = words
         """``[blocks, heads, rows, words of a row]``."""
-        self.unit = unit
-        """Number of the first head's unit."""
+        self.first_head = first_head
+        """Counted in the layer's heads of this rank."""
         self.heads = int(words.shape[1])
         self.size = int(words[0].numel())
         self._table, self._rows = table, rows
         self._weights = table.weights[rows].reshape(-1)
+        most = max(1, piece // self.size) if words.device.type == HOST else 0
+        self._wide = table.scratch(most * self.size).view(most, *words.shape[1:])
 
-    def hashes(
-        self, blocks: Sequence[int], index: torch.Tensor, tokens: tuple[int, int] | None, scratch: torch.Tensor
-    ) -> torch.Tensor:
-        """int64 ``[blocks, heads]``, if given of ``tokens`` (first, end) alone. ``index`` names the blocks, too."""
+    def add(
+        self, into: torch.Tensor, blocks: Sequence[int], index: torch.Tensor, tokens: tuple[int, int] | None
+    ) -> None:
+        """Add to ``into``, ``[blocks * heads]``, the hashes of ``blocks``, on the device named by ``index``: of all
+        their tokens, or of ``tokens``, first to end, alone.
+        """
         mask = None if tokens is None else self._table.mask(*tokens)[self._rows]
-        if self.words.device.type == HOST:
-            return self._on_cpu(blocks, mask, scratch)
-        chosen = self.words.index_select(0, index)
+        if self._words.device.type == HOST:
+            for slot, block in enumerate(blocks):  # no gather, which would copy once more
+                words = self._words[block]
+                self._wide[slot].copy_(words if mask is None else words & mask)
+            into.addmv_(self._wide[: len(blocks)].view(len(into), -1), self._weights)
+            return
+        chosen = self._words.index_select(0, index)
         wide = (chosen if mask is None else chosen & mask).to(torch.int64)
-        return (wide.reshape(len(blocks), self.heads, -1) * self._weights).sum(2)
-
-    def _on_cpu(self, blocks: Sequence[int], mask: torch.Tensor | None, scratch: torch.Tensor) -> torch.Tensor:
-        wide = scratch[: len(blocks) * self.size].view(len(blocks), *self.words.shape[1:])
-        for slot, block in zip(wide, blocks, strict=True):  # no gather, which would copy once more
-            slot.copy_(self.words[block] if mask is None else self.words[block] & mask)
-        return torch.mv(wide.view(len(blocks) * self.heads, -1), self._weights).view(len(blocks), self.heads)
+        into += (wide.reshape(len(into), -1) * self._weights).sum(1)
 
 
-def _cuts(layout: Layout, table: _Table, unit: int, piece: int) -> list[_Cut]:
+def _cuts(layout: Layout, table: _Table, piece: int) -> list[_Cut]:
     """A layer, cut so that each part of one block has at most ``piece`` words (or is one row of one head)."""
     _, heads, rows, width = layout.words.shape
     most_rows = min(rows, max(1, piece // width))
@@ -258,7 +275,8 @@ def _cuts(layout: Layout, table: _Table, unit: int, piece: int) -> list[_Cut]:
             layout.words[kernel :: layout.ratio, head : head + most_heads, row : row + most_rows],
             table,
             (kernel, slice(row, row + most_rows)),
-            unit + head,
+            head,
+            piece,
         )
         for kernel in range(layout.ratio)
         for head in range(0, heads, most_heads)
