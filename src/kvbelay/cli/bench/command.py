@@ -1,4 +1,4 @@
-"""The commands ``kvbelay bench ledger``, ``transfer`` and ``guard``."""
+"""The commands ``kvbelay bench ledger``, ``transfer``, ``guard`` and ``verify``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from kvbelay.cli.bench import guard, judged, ledger, plot, transfer
+from kvbelay.cli.bench import guard, judged, ledger, plot, transfer, verify
 from kvbelay.cli.bench.report import Record, report, this_machine
 from kvbelay.errors import ConfigError
 
@@ -36,6 +36,11 @@ Examples:
   kvbelay bench guard --json guard.json --seed 7
 
 Not measured: what the step's metadata weighs on its way between the scheduler's process and the workers'.
+"""
+VERIFY_EPILOG = """\b
+Examples:
+  kvbelay bench verify --check
+  kvbelay bench verify --json verify.json --seed 7
 """
 
 
@@ -145,6 +150,22 @@ def bench_guard(*, check: bool, json_path: Path | None, seed: int) -> None:
     measured = guard.measure(seed, _note)
     record = Record("guard", seed, machine, time.monotonic() - began, measured, guard.bars(measured))
     report(record, guard.tables(measured), json_path, check=check)
+
+
+@bench.command("verify", epilog=VERIFY_EPILOG)
+@common
+def bench_verify(*, check: bool, json_path: Path | None, seed: int) -> None:
+    """What the digests of KV blocks cost, against a copy of the same blocks.
+
+    Blocks that lie as vLLM's attention backends lay them, scattered in caches larger than what a processor keeps, are
+    hashed and copied in turn, on one thread: printed are both throughputs, by processor time, their ratio, and the
+    longest piece of work between two points where hashing can pause. Needs vLLM, and 1.5 GiB. Takes some seconds.
+    """
+    began, machine = time.monotonic(), this_machine()
+    _require_writable(json_path)
+    measured = verify.measure(seed, _note)
+    record = Record("verify", seed, machine, time.monotonic() - began, measured, verify.bars(measured))
+    report(record, verify.tables(measured), json_path, check=check)
 
 
 def _note(text: str) -> None:
