@@ -7,7 +7,7 @@ The children drive themselves; the desk watches them through the gates' reports.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, cast
 
 import msgspec
@@ -181,7 +181,8 @@ class Desk:
         link = self.liaison.told(request_id, offering, block_ids) if offering else {}
         if saving:
             case.awaits_sent, case.saving = True, tuple(child.name for child in saving)
-            self._begin(case, Side.SAVE, list(case.saving), 1, self._save_s(saving))
+            within_s = max(child.options.save_s or self._options.save_s for child in saving)
+            self._begin(case, Side.SAVE, list(case.saving), 1, within_s)
         elif not case.awaits_recv:
             self._drop(case)
         return bool(saving), merged(params, good_until(offering), link)
@@ -190,16 +191,7 @@ class Desk:
         """Take the workers' reports, decide, and leave in the output only what the host may act on."""
         now = time.monotonic()
         meta = output.kv_connector_worker_meta
-        ended: list[Report] = []
-        if type(meta) is GuardWorkerMetadata:
-            self._learn(meta, now)
-            for report in in_order(meta.reports):
-                if self._heard.ended(report):
-                    ended.append(report)
-                if not self._checking.holds_back(report, now):
-                    self._act(self.ledger.handle(report, now))
-            for report in self._checking.verdicts(now) if ended else ():
-                self._act(self.ledger.handle(report, now))
+        ended = self._take(meta, now) if type(meta) is GuardWorkerMetadata else []
         self._expire()
         received, sent = self._completions.let_through(output)
         _tell_children(self.staff, output, meta, ended)
@@ -228,10 +220,6 @@ class Desk:
         """Whether the engine has to go on stepping for a deadline."""
         return self.ledger.due() is not None
 
-    def close(self) -> None:
-        """The engine ends."""
-        self.liaison.shutdown()
-
     def show(self) -> None:
         """Bring the series up to date."""
         self._series.swallowed(self.ledger.swallowed)
@@ -247,6 +235,19 @@ class Desk:
             case = self.cases.get(freed.request)
             if case is not None and case.awaits_sent:
                 self.outbox.released += [(freed.request, name) for name in case.saving]
+
+    def _take(self, meta: GuardWorkerMetadata, now: float) -> list[Report]:
+        """Tell the ledger what the ranks report; returns what with it has ended on all of them."""
+        self._learn(meta, now)
+        ended = []
+        for report in in_order(meta.reports):
+            if self._heard.ended(report):
+                ended.append(report)
+            if not self._checking.holds_back(report, now):
+                self._act(self.ledger.handle(report, now))
+        for report in self._checking.verdicts(now) if ended else ():
+            self._act(self.ledger.handle(report, now))
+        return ended
 
     def _expire(self) -> None:
         """Act on what is overdue; what is called off here is held at once."""
@@ -282,11 +283,7 @@ class Desk:
         within_s = min(child.options.load_s or self._options.load_s, child.trusted_s, left_s)
         self.outbox.blocks[case.request.request_id] = written
         order = self._begin(case, Side.LOAD, [child.name], tokens, within_s)
-        if order is not None:
-            self._check(case, child, order.epoch, blocks, tokens)
-
-    def _check(self, case: Case, child: Guarded, epoch: int, blocks: Any, tokens: int) -> None:
-        reading = self._checking.began(case, child, epoch, blocks, tokens)
+        reading = None if order is None else self._checking.began(case, child, order.epoch, blocks, tokens)
         if reading is not None:
             self.outbox.checks.append(reading)
 
@@ -300,9 +297,6 @@ class Desk:
             self.outbox.pulses.append((case.request.request_id, side, plan[0]))
             return None
         return self.outbox.orders[-1]
-
-    def _save_s(self, saving: Iterable[Guarded]) -> float:
-        return max(child.options.save_s or self._options.save_s for child in saving)
 
     def _fail_begun(self, name: str, failure: Failure, requests: set[str] | None) -> None:
         """What this child was to begin in this step has failed before any worker heard of it."""

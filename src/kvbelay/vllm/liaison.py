@@ -104,7 +104,7 @@ class Liaison:
                 self._freed.append(event)
         return found + self.checking.verdicts(now)
 
-    def shutdown(self) -> None:
+    def close(self) -> None:
         """The engine ends."""
         if self.links is not None:
             self.links.close()

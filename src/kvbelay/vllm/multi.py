@@ -103,10 +103,12 @@ class MultiConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 ranks=ranks,
                 sync_is_safe=host.sync_loads_are_safe(vllm_config, kv_cache_config),
             )
+            self._close = self.desk.liaison.close
             _greet(children, sync_is_safe=host.sync_loads_are_safe(vllm_config, kv_cache_config))
         else:
             one_group = host.groups(kv_cache_config) == 1
             self._side = self.post = Post(children, self._series, rank=host.rank(vllm_config), one_group=one_group)
+            self._close = self.post.close
             self._make_hasher = partial(Hasher.of, kv_cache_config=kv_cache_config, vllm_config=vllm_config)
             if host.version() in host.TESTED:  # known to pass these arguments alone, for each layer: a call is saved
                 self.__dict__.update(wait_for_layer_load=self.post.wait_for_layer, save_kv_layer=self.post.save_layer)
@@ -283,7 +285,7 @@ class MultiConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     # Both sides, and the class
 
     def shutdown(self) -> None:
-        self._side.close()
+        self._close()
         self.staff.asks["shutdown"]()
 
     def get_kv_connector_stats(self) -> GuardStats | None:

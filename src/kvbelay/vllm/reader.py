@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from functools import partial
 from queue import SimpleQueue
 
 import torch
@@ -58,9 +59,7 @@ class Reader:
     def _run(self) -> None:
         while (order := self._orders.get()) is not None:
             reading, mark = order
-            said = call(
-                lambda reading=reading, mark=mark: self._sums(reading, mark), Where("", DIGEST, reading.request)
-            )  # type: ignore[misc]
+            said = call(partial(self._sums, reading, mark), Where("", DIGEST, reading.request))
             self._done.append((reading, Sums(1, unverified=said.detail) if isinstance(said, Failure) else said))
 
     def _sums(self, reading: Reading, mark: torch.Event | None) -> Sums:
