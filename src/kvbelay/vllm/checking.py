@@ -80,10 +80,12 @@ class Checking:
         """Why this child should not load the request."""
         required = self._wish(child) is Verify.REQUIRE
         if required and not asynchronous:
+            self._series.count("verified_loads", child.name, "refused")
             return errors.UnverifiableLayout("a synchronous load cannot wait until it was compared", remedy=REMEDY)
         if case.source is not None and self._links is not None and child.pulls:
             return self._gone(case, *self._links.state(case.source))
         if required:
+            self._series.count("verified_loads", child.name, "refused")
             whose = "no other engine's guard has offered it" if child.pulls else "nobody has digests of a cache"
             return errors.UnverifiableLayout(whose, remedy=REMEDY)
         return None

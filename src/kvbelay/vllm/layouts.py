@@ -16,14 +16,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from vllm.v1.kv_cache_interface import (
-    ChunkedLocalAttentionSpec,
-    FullAttentionSpec,
-    KVQuantMode,
-    MLAAttentionSpec,
-    SlidingWindowSpec,
-    UniformTypeKVCacheSpecs,
-)
 
 from kvbelay.errors import UnverifiableLayout
 
@@ -31,9 +23,12 @@ Interior = Callable[[int, int, int], torch.Tensor]
 """(tokens, values of a key, values of a value) -> which value stands where in one head's part of a kernel block: int64
 ``[tokens, values of a token]`` in the order of the memory, each ``token * values of a token + number of the value``."""
 
-SPECS = frozenset({FullAttentionSpec, SlidingWindowSpec, ChunkedLocalAttentionSpec, MLAAttentionSpec})
-QUANTISED = frozenset({KVQuantMode.NONE, KVQuantMode.FP8_PER_TENSOR})
-"""What keeps no scales beside the values."""
+MLA = "MLAAttentionSpec"
+SPECS = frozenset({"FullAttentionSpec", "SlidingWindowSpec", "ChunkedLocalAttentionSpec", MLA})
+"""By name, as these classes are not in every version."""
+PLAIN = "NONE"
+QUANTISED = frozenset({PLAIN, "FP8_PER_TENSOR"})
+"""Members of ``KVQuantMode`` that keep no scales beside the values."""
 WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
 """By their bytes."""
 REMEDY = "set verify to 'prefer' or 'off' for this model, or choose an attention backend that is known"
@@ -135,7 +130,7 @@ def layer_layout(
     if unknown:
         raise refused(name, unknown)
     tokens, key, value = int(cache.shape[2]), int(spec.head_size), int(spec.head_size_v)
-    interior = _interior(backend, isa, tokens, key, value, quantised=spec.kv_quant_mode is not KVQuantMode.NONE)
+    interior = _interior(backend, isa, tokens, key, value, quantised=spec.kv_quant_mode.name != PLAIN)
     if interior is None or (interior is not rows and not cache[0, 0].is_contiguous()):
         said = (
             f"the attention backend {backend}{f' ({isa})' if isa else ''} may keep KV in a form that is not known here"
@@ -159,9 +154,13 @@ def refused(layer: str, what: str) -> UnverifiableLayout:
 
 
 def _unknown_spec(spec: Any) -> str:
-    if type(spec) not in SPECS:
+    if type(spec).__name__ not in SPECS:
         return f"{type(spec).__name__} describes no blocks of tokens with a key and a value each, or none known here"
-    if spec.kv_quant_mode not in QUANTISED or spec.state_content_bytes is not None or spec.num_head_slots is not None:
+    if (
+        spec.kv_quant_mode.name not in QUANTISED
+        or spec.state_content_bytes is not None
+        or spec.num_head_slots is not None
+    ):
         return f"a packed form ({spec.kv_quant_mode.name}), perhaps with scales beside the values"
     if spec.tokens_per_state != 1:
         return f"{spec.tokens_per_state} tokens share a stored state"
@@ -231,9 +230,8 @@ def _layers(group: Any, kv_caches: Mapping[str, Any], blocks: int, vllm_config: 
             if place in seen:
                 continue
             seen.add(place)
-        spec = group.kv_cache_spec
-        if isinstance(spec, UniformTypeKVCacheSpecs):
-            spec = spec.kv_cache_specs[name]
+        by_name = getattr(group.kv_cache_spec, "kv_cache_specs", None)
+        spec = group.kv_cache_spec if by_name is None else by_name[name]
         size = parallel.tensor_parallel_size
         share = Share(parallel.rank % size, size, _heads(spec, vllm_config))
         isa = getattr(layer, "isa", None)
@@ -248,7 +246,7 @@ def _backend(layer: Any) -> str:
 def _heads(spec: Any, vllm_config: Any) -> int:
     """Heads of a layer in the whole model; 0 where the model's number and this rank's do not fit."""
     here, ranks = int(getattr(spec, "num_kv_heads", 0)), int(vllm_config.parallel_config.tensor_parallel_size)
-    if ranks == 1 or type(spec) not in SPECS or isinstance(spec, MLAAttentionSpec):
+    if ranks == 1 or type(spec).__name__ not in SPECS - {MLA}:
         return here
     if spec.max_tp_shards:
         return here * min(int(spec.max_tp_shards), ranks)

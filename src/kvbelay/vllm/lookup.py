@@ -106,7 +106,7 @@ class Lookup:
 
     def _refused(self, child: Guarded, case: Case, *, asynchronous: bool) -> bool:
         error = self._checking.refusal(child, case, asynchronous=asynchronous)
-        if error is not None:
+        if error is not None and child.pulls:  # a cache that is not asked is a miss
             refused(child, case, error)
         return error is not None
 

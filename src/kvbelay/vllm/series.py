@@ -20,7 +20,7 @@ COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "failures": ("Hooks and transfers of a child that failed", ("child", "operation", "kind")),
     "swallowed": ("Completions that changed nothing", ("child", "reason")),
     "verified_loads": (
-        "Loads by whether they are what the other engine offered: same, different, unknown",
+        "Loads by whether they are what the other engine offered: same, different, unknown, or refused",
         ("child", "result"),
     ),
     "recomputed_tokens": ("Tokens computed again because a load failed", ()),
