@@ -37,7 +37,7 @@ EMPTY = 0
 """What stands for it in a list of digests."""
 PIECE = 1 << 15
 """Words in one operation on a CPU: some 40 microseconds, and the most that torch does not split over threads."""
-FINAL = 8
+FINAL = 32
 """How much longer the finaliser takes for a unit than the sum for a word."""
 DEVICE_PIECE = 1 << 24
 """The same elsewhere: 64 MiB of KV."""
@@ -62,7 +62,7 @@ class Hasher:
     """Hashes blocks of one rank's caches. It keeps views of them, and may be called from any one thread at a time."""
 
     def __init__(self, groups: Sequence[Mapping[str, Layout] | UnverifiableLayout]) -> None:
-        tables: dict[str, _Table] = {}
+        tables: dict[tuple[str, int], _Table] = {}
         self._groups = [group if isinstance(group, UnverifiableLayout) else _Group(group, tables) for group in groups]
 
     @classmethod
@@ -112,7 +112,7 @@ class Hasher:
 class _Group:
     """The layers of one KV cache group that this rank hashes."""
 
-    def __init__(self, layers: Mapping[str, Layout], tables: dict[str, _Table]) -> None:
+    def __init__(self, layers: Mapping[str, Layout], tables: dict[tuple[str, int], _Table]) -> None:
         self.form = "; ".join(sorted({layout.form for layout in layers.values()}))
         first = next(iter(layers.values()), None)
         self.block_tokens = 1 if first is None else first.block_tokens
@@ -124,7 +124,8 @@ class _Group:
         for name, layout in layers.items():
             if not layout.counts:
                 continue
-            table = tables.get(layout.form) or tables.setdefault(layout.form, _Table(layout))
+            key = (layout.form, layout.ratio)
+            table = tables.get(key) or tables.setdefault(key, _Table(layout))
             heads = int(layout.words.shape[1])
             self._layers.append((heads, _cuts(layout, table, self._piece)))
             seed = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
@@ -163,7 +164,7 @@ class _Group:
         for heads, cuts in self._layers:
             sums = torch.zeros(len(blocks) * heads, dtype=torch.int64, device=self._device)
             for cut in cuts:
-                for start, end in _runs(whole, len(blocks), max(1, self._piece // cut.size)):
+                for start, end in _runs(whole, len(blocks), cut.most):
                     at = start * heads + cut.first_head
                     into = sums[at : at + (end - start) * cut.heads]
                     tokens = None if end <= whole else partial[start - whole]
@@ -233,19 +234,18 @@ class _Table:
 class _Cut:
     """Some heads, and some rows of a kernel block, of one layer: few enough words for one operation."""
 
-    def __init__(
-        self, words: torch.Tensor, table: _Table, rows: tuple[int, slice], first_head: int, piece: int
-    ) -> None:
+    def __init__(self, words: torch.Tensor, table: _Table, rows: tuple[int, slice], first_head: int, most: int) -> None:
         self._words = words
         """``[blocks, heads, rows, words of a row]``."""
         self.first_head = first_head
         """Counted in the layer's heads of this rank."""
         self.heads = int(words.shape[1])
-        self.size = int(words[0].numel())
         self._table, self._rows = table, rows
         self._weights = table.weights[rows].reshape(-1)
-        most = max(1, piece // self.size) if words.device.type == HOST else 0
-        self._wide = table.scratch(most * self.size).view(most, *words.shape[1:])
+        self.most = most
+        """Blocks that go into one operation."""
+        widened = most if words.device.type == HOST else 0
+        self._wide = table.scratch(widened * words[0].numel()).view(widened, *words.shape[1:])
 
     def add(
         self, into: torch.Tensor, blocks: Sequence[int], index: torch.Tensor, tokens: tuple[int, int] | None
@@ -270,13 +270,14 @@ def _cuts(layout: Layout, table: _Table, piece: int) -> list[_Cut]:
     _, heads, rows, width = layout.words.shape
     most_rows = min(rows, max(1, piece // width))
     most_heads = min(heads, max(1, piece // (most_rows * width)))
+    most_blocks = max(1, piece // (most_heads * most_rows * width)) if most_heads == heads else 1
     return [
         _Cut(
             layout.words[kernel :: layout.ratio, head : head + most_heads, row : row + most_rows],
             table,
             (kernel, slice(row, row + most_rows)),
             head,
-            piece,
+            most_blocks,
         )
         for kernel in range(layout.ratio)
         for head in range(0, heads, most_heads)
