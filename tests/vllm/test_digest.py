@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import multiprocessing
+import threading
 from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -342,6 +346,39 @@ def of_on_cpu(kv: Model, dtype: torch.dtype, request: tuple[list[int], int, int]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(digest, "HOST", "cpu")
         return of(kv, dtype, *request)
+
+
+def threads() -> int:
+    return len(list(Path("/proc/self/task").iterdir()))
+
+
+def threads_of_a_helper(told: Connection) -> None:
+    """Tell how many threads come into being when a helper thread hashes, and then for one word more at once."""
+    cells = torch.zeros(BLOCKS, 2, 256, digest.PIECE // 256)
+    large = Hasher([{"a": layout("a", cells)}, {"b": layout("b", cells[:, :, :64])}])
+
+    def helper() -> None:
+        torch.set_num_threads(4)
+        before = threads()
+        large.digests(0, [1, 2, 3], 0, 3 * 256 - 5)
+        large.digests(1, [1, 2, 3], 0, 3 * 64 - 5)
+        hashed = threads()
+        torch.zeros(digest.PIECE + 1).add_(1)
+        told.send((hashed - before, threads() - hashed))
+
+    thread = threading.Thread(target=helper)
+    thread.start()
+    thread.join()
+
+
+def test_it_keeps_to_its_thread() -> None:
+    """Hashing takes no other threads, however large the blocks are; an operation on one word more would."""
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("fork").Process(target=threads_of_a_helper, args=(theirs,))
+    process.start()
+    assert ours.poll(60)
+    assert ours.recv() == (0, 3)
+    process.join()
 
 
 def test_odd_rows() -> None:
