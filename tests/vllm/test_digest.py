@@ -355,13 +355,16 @@ def threads() -> int:
 def threads_of_a_helper(told: Connection) -> None:
     """Tell how many threads come into being when a helper thread hashes, and then for one word more at once."""
     cells = torch.zeros(BLOCKS, 2, 256, digest.PIECE // 256)
-    large = Hasher([{"a": layout("a", cells)}, {"b": layout("b", cells[:, :, :64])}])
+    large = Hasher(
+        [{"a": layout("a", cells)}, {"b": layout("b", cells[:, :, :64])}, {"c": layout("c", cells[:, :, :4, :8])}]
+    )
 
     def helper() -> None:
         torch.set_num_threads(4)
         before = threads()
         large.digests(0, [1, 2, 3], 0, 3 * 256 - 5)
         large.digests(1, [1, 2, 3], 0, 3 * 64 - 5)
+        large.digests(2, [1] * digest.PIECE, 0, 4 * digest.PIECE)
         hashed = threads()
         torch.zeros(digest.PIECE + 1).add_(1)
         told.send((hashed - before, threads() - hashed))

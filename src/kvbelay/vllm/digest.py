@@ -145,33 +145,37 @@ class _Group:
         yield
         hashes = yield from self._hashes([blocks[at] for at in order], [ranges[at] for at in order[whole:]])
         found = [EMPTY] * len(blocks)
+        if not hashes:
+            return found
         names = [first << 32 | end for first, end in (ranges[at] for at in order)]
         salts = mixed(torch.tensor(names, dtype=torch.int64))
         rows = max(1, self._piece // FINAL // max(1, len(self._keys)))
         for start in range(0, len(order), rows):
             part = slice(start, start + rows)
             salt = salts[part].to(self._device).unsqueeze(1)
-            summed = mixed(hashes[part] + self._keys + salt).sum(1)
+            units = torch.cat([of_layer[part] for of_layer in hashes], 1)
+            summed = mixed(units + self._keys + salt).sum(1)
             for at, digest in zip(order[part], summed.tolist(), strict=True):
                 found[at] = digest & MASK
             yield
         return found
 
-    def _hashes(self, blocks: list[int], partial: list[tuple[int, int]]) -> Generator[None, None, torch.Tensor]:
-        """int64 ``[blocks, units]``. The last ones of ``blocks`` are hashed in part, first token to end."""
-        whole, layers = len(blocks) - len(partial), []
+    def _hashes(self, blocks: list[int], partial: list[tuple[int, int]]) -> Generator[None, None, list[torch.Tensor]]:
+        """Of each layer int64 ``[blocks, heads]``. The last ones of ``blocks`` are hashed from first token to end."""
+        whole = len(blocks) - len(partial)
         index = torch.tensor(blocks, dtype=torch.int64).to(self._device)
+        layers = []
         for heads, cuts in self._layers:
-            sums = torch.zeros(len(blocks) * heads, dtype=torch.int64, device=self._device)
+            hashes = torch.empty(len(blocks) * heads, dtype=torch.int64, device=self._device)
             for cut in cuts:
                 for start, end in _runs(whole, len(blocks), cut.most):
                     at = start * heads + cut.first_head
-                    into = sums[at : at + (end - start) * cut.heads]
+                    into = hashes[at : at + (end - start) * cut.heads]
                     tokens = None if end <= whole else partial[start - whole]
                     cut.add(into, blocks[start:end], index[start:end], tokens)
                     yield
-            layers.append(sums.view(len(blocks), heads))
-        return torch.cat(layers, 1) if layers else torch.zeros(len(blocks), 0, dtype=torch.int64, device=self._device)
+            layers.append(hashes.view(len(blocks), heads))
+        return layers
 
     def _ranges(self, blocks: int, first_token: int, tokens: int) -> list[tuple[int, int]]:
         """First token and end of what is hashed in each block, counted in it."""
@@ -241,6 +245,7 @@ class _Cut:
         """Counted in the layer's heads of this rank."""
         self.heads = int(words.shape[1])
         self._table, self._rows = table, rows
+        self._begins = rows[0] == rows[1].start == 0
         self._weights = table.weights[rows].reshape(-1)
         self.most = most
         """Blocks that go into one operation."""
@@ -251,18 +256,23 @@ class _Cut:
         self, into: torch.Tensor, blocks: Sequence[int], index: torch.Tensor, tokens: tuple[int, int] | None
     ) -> None:
         """Add to ``into``, ``[blocks * heads]``, the hashes of ``blocks``, on the device named by ``index``: of all
-        their tokens, or of ``tokens``, first to end, alone.
+        their tokens, or of ``tokens``, first to end, alone. The first cut of a head finds nothing there to add to.
         """
         mask = None if tokens is None else self._table.mask(*tokens)[self._rows]
         if self._words.device.type == HOST:
             for slot, block in enumerate(blocks):  # no gather, which would copy once more
                 words = self._words[block]
                 self._wide[slot].copy_(words if mask is None else words & mask)
-            into.addmv_(self._wide[: len(blocks)].view(len(into), -1), self._weights)
+            rows = self._wide[: len(blocks)].view(len(into), -1)
+            if self._begins:
+                torch.mv(rows, self._weights, out=into)
+            else:
+                into.addmv_(rows, self._weights)
             return
         chosen = self._words.index_select(0, index)
         wide = (chosen if mask is None else chosen & mask).to(torch.int64)
-        into += (wide.reshape(len(into), -1) * self._weights).sum(1)
+        sums = (wide.reshape(len(into), -1) * self._weights).sum(1)
+        into.copy_(sums if self._begins else sums + into)
 
 
 def _cuts(layout: Layout, table: _Table, piece: int) -> list[_Cut]:
