@@ -269,7 +269,7 @@ DAMAGE: dict[str, Callable[[Model], object]] = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=[name.replace(" ", "-") for name in DAMAGE])
 @pytest.mark.parametrize("seed", range(4))
 def test_damage(damage: Callable[[Model], object], seed: int) -> None:
     """What befalls KV on its way changes the digest of the block that it befalls, and of no other."""
