@@ -150,7 +150,7 @@ def test_heads_split_over_ranks(seed: int, ranks: int, request: tuple[list[int],
     """What the ranks sum up is the whole's digest, also where several ranks hold the same head; their form is one."""
     dtype = torch.bfloat16
     kv, each = model(seed, dtype), max(1, HEADS // ranks)
-    shares, forms = [], set()
+    shares, coverages, forms = [], [], set()
     for rank in range(ranks):
         first = rank * HEADS // ranks
         part = {name: cells[:, first : first + each].contiguous().view(dtype) for name, cells in kv.items()}
@@ -158,7 +158,10 @@ def test_heads_split_over_ranks(seed: int, ranks: int, request: tuple[list[int],
         one = Hasher([{name: layout(name, cache, share=share) for name, cache in part.items()}])
         shares.append(one.digests(0, *request))
         forms.add(one.form(0))
+        coverages.append([one.coverage(0)])
     whole = hasher(kv, dtype)
+    assert combine(coverages) == [whole.coverage(0)]
+    assert combine(coverages[:-1] if ranks <= HEADS else coverages[1:]) != [whole.coverage(0)]
     assert combine(shares) == whole.digests(0, *request)
     assert forms == {whole.form(0)}
 
@@ -167,8 +170,9 @@ def test_layers_split_over_ranks() -> None:
     """The stages of a pipeline sum up to the whole; a stage without layers of a group adds nothing."""
     kv = model(1, torch.float16)
     stages = [{name: cells} for name, cells in kv.items()]
-    shares = [hasher(stage, torch.float16).digests(0, [3, 5], 0, 20) for stage in (*stages, {})]
-    assert combine(shares) == of(kv, torch.float16, [3, 5], 0, 20)
+    ranks = [hasher(stage, torch.float16) for stage in (*stages, {})]
+    assert combine([rank.digests(0, [3, 5], 0, 20) for rank in ranks]) == of(kv, torch.float16, [3, 5], 0, 20)
+    assert combine([[rank.coverage(0)] for rank in ranks]) == [hasher(kv, torch.float16).coverage(0)]
 
 
 @settings(max_examples=30, deadline=None)
@@ -405,7 +409,13 @@ def test_a_group_that_cannot_be_verified() -> None:
     both = Hasher([UnverifiableLayout("layer 'x': Mamba", layer="x"), known])
     assert both.refusal(1) is None
     assert isinstance(both.refusal(0), UnverifiableLayout)
-    for ask in (lambda: both.digests(0, [1], 0, 1), lambda: both.form(0), lambda: both.pieces(0, [1], 0, 1)):
+    asks = (
+        both.form,
+        both.coverage,
+        lambda group: both.digests(group, [1], 0, 1),
+        lambda group: both.pieces(group, [1], 0, 1),
+    )
+    for ask in asks:
         with pytest.raises(UnverifiableLayout, match="Mamba"):
-            ask()
+            ask(0)
     assert both.digests(1, [1], 0, 4) == of(kv, torch.float32, [1], 0, 4)

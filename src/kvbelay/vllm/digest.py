@@ -81,6 +81,13 @@ class Hasher:
         """What both sides have to have in common: digests of unequal forms say nothing. Raises as `digests`."""
         return self._known(group).form
 
+    def coverage(self, group: int) -> int:
+        """This rank's share, to be added up by `combine`, of a number that tells which heads of which layers are
+        hashed: where the sums of two engines differ, so do their models, or a rank's share is missing. Raises as
+        `digests`.
+        """
+        return self._known(group).coverage
+
     def digests(self, group: int, blocks: Sequence[int], first_token: int, tokens: int) -> list[int]:
         """One unsigned 64-bit number a block: this rank's share, to be added up by `combine`.
 
@@ -130,7 +137,9 @@ class _Group:
             self._layers.append((heads, _cuts(layout, table, self._piece)))
             seed = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
             keys += [signed(seed + head * GOLDEN) for head in range(layout.first_head, layout.first_head + heads)]
-        self._keys = mixed(torch.tensor(keys, dtype=torch.int64)).to(self._device)
+        named = mixed(torch.tensor(keys, dtype=torch.int64))
+        self._keys = named.to(self._device)
+        self.coverage = sum(named.tolist()) & MASK
 
     def pieces(self, blocks: Sequence[int], first_token: int, tokens: int) -> Generator[None, None, list[int]]:
         """See `Hasher.pieces`."""
