@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import multiprocessing
+import threading
 from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -146,7 +150,7 @@ def test_heads_split_over_ranks(seed: int, ranks: int, request: tuple[list[int],
     """What the ranks sum up is the whole's digest, also where several ranks hold the same head; their form is one."""
     dtype = torch.bfloat16
     kv, each = model(seed, dtype), max(1, HEADS // ranks)
-    shares, forms = [], set()
+    shares, coverages, forms = [], [], set()
     for rank in range(ranks):
         first = rank * HEADS // ranks
         part = {name: cells[:, first : first + each].contiguous().view(dtype) for name, cells in kv.items()}
@@ -154,7 +158,10 @@ def test_heads_split_over_ranks(seed: int, ranks: int, request: tuple[list[int],
         one = Hasher([{name: layout(name, cache, share=share) for name, cache in part.items()}])
         shares.append(one.digests(0, *request))
         forms.add(one.form(0))
+        coverages.append([one.coverage(0)])
     whole = hasher(kv, dtype)
+    assert combine(coverages) == [whole.coverage(0)]
+    assert combine(coverages[:-1] if ranks <= HEADS else coverages[1:]) != [whole.coverage(0)]
     assert combine(shares) == whole.digests(0, *request)
     assert forms == {whole.form(0)}
 
@@ -163,8 +170,9 @@ def test_layers_split_over_ranks() -> None:
     """The stages of a pipeline sum up to the whole; a stage without layers of a group adds nothing."""
     kv = model(1, torch.float16)
     stages = [{name: cells} for name, cells in kv.items()]
-    shares = [hasher(stage, torch.float16).digests(0, [3, 5], 0, 20) for stage in (*stages, {})]
-    assert combine(shares) == of(kv, torch.float16, [3, 5], 0, 20)
+    ranks = [hasher(stage, torch.float16) for stage in (*stages, {})]
+    assert combine([rank.digests(0, [3, 5], 0, 20) for rank in ranks]) == of(kv, torch.float16, [3, 5], 0, 20)
+    assert combine([[rank.coverage(0)] for rank in ranks]) == [hasher(kv, torch.float16).coverage(0)]
 
 
 @settings(max_examples=30, deadline=None)
@@ -265,7 +273,7 @@ DAMAGE: dict[str, Callable[[Model], object]] = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=[name.replace(" ", "-") for name in DAMAGE])
 @pytest.mark.parametrize("seed", range(4))
 def test_damage(damage: Callable[[Model], object], seed: int) -> None:
     """What befalls KV on its way changes the digest of the block that it befalls, and of no other."""
@@ -344,6 +352,42 @@ def of_on_cpu(kv: Model, dtype: torch.dtype, request: tuple[list[int], int, int]
         return of(kv, dtype, *request)
 
 
+def threads() -> int:
+    return len(list(Path("/proc/self/task").iterdir()))
+
+
+def threads_of_a_helper(told: Connection) -> None:
+    """Tell how many threads come into being when a helper thread hashes, and then for one word more at once."""
+    cells = torch.zeros(BLOCKS, 2, 256, digest.PIECE // 256)
+    large = Hasher(
+        [{"a": layout("a", cells)}, {"b": layout("b", cells[:, :, :64])}, {"c": layout("c", cells[:, :, :4, :8])}]
+    )
+
+    def helper() -> None:
+        torch.set_num_threads(4)
+        before = threads()
+        large.digests(0, [1, 2, 3], 0, 3 * 256 - 5)
+        large.digests(1, [1, 2, 3], 0, 3 * 64 - 5)
+        large.digests(2, [1] * digest.PIECE, 0, 4 * digest.PIECE)
+        hashed = threads()
+        torch.zeros(digest.PIECE + 1).add_(1)
+        told.send((hashed - before, threads() - hashed))
+
+    thread = threading.Thread(target=helper)
+    thread.start()
+    thread.join()
+
+
+def test_it_keeps_to_its_thread() -> None:
+    """Hashing takes no other threads, however large the blocks are; an operation on one word more would."""
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("fork").Process(target=threads_of_a_helper, args=(theirs,))
+    process.start()
+    assert ours.poll(60)
+    assert ours.recv() == (0, 3)
+    process.join()
+
+
 def test_odd_rows() -> None:
     """Rows that are no multiple of four bytes are read in smaller words."""
     for values, dtype in ((6, torch.uint8), (5, torch.bfloat16), (5, torch.uint8)):
@@ -365,7 +409,13 @@ def test_a_group_that_cannot_be_verified() -> None:
     both = Hasher([UnverifiableLayout("layer 'x': Mamba", layer="x"), known])
     assert both.refusal(1) is None
     assert isinstance(both.refusal(0), UnverifiableLayout)
-    for ask in (lambda: both.digests(0, [1], 0, 1), lambda: both.form(0), lambda: both.pieces(0, [1], 0, 1)):
+    asks = (
+        both.form,
+        both.coverage,
+        lambda group: both.digests(group, [1], 0, 1),
+        lambda group: both.pieces(group, [1], 0, 1),
+    )
+    for ask in asks:
         with pytest.raises(UnverifiableLayout, match="Mamba"):
-            ask()
+            ask(0)
     assert both.digests(1, [1], 0, 4) == of(kv, torch.float32, [1], 0, 4)

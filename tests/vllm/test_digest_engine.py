@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from engine import Engine, Spec
 from forks import Engines
 from tiny import BLOCK, prompt
@@ -31,16 +32,47 @@ def of_worker(worker: Any, group: int, blocks: list[int], tokens: int) -> tuple[
     return here.form(group), here.digests(group, blocks, 0, tokens)
 
 
-def computed(engine: Engine, name: str, number: int) -> dict[str, list[str]]:
-    """Compute a prompt; the digests of its blocks, under the form of each group of layers."""
-    engine.add(name, number, new=4)
-    engine.run(lambda: bool(engine.tokens.get(name)))
-    found = {}
+def hashed(engine: Engine, name: str) -> dict[str, list[str]]:
+    """The digests of a request's prompt, of each block, under the form of each group of layers."""
+    found, tokens = {}, len(prompt(engine.numbers[name]))
     for group, blocks in enumerate(engine.scheduler.kv_cache_manager.get_block_ids(name)):
-        said = engine.core.model_executor.collective_rpc(of_worker, args=(group, blocks, len(prompt(number))))
+        whole = blocks[: -(-tokens // BLOCK)]
+        said = engine.core.model_executor.collective_rpc(of_worker, args=(group, whole, tokens))
         (form,) = {form for form, _ in said}
         found[f"{group}: {form}"] = [str(digest) for digest in combine([digests for _, digests in said])]
+    return found
+
+
+def computed(engine: Engine, name: str, number: int) -> dict[str, list[str]]:
+    """Compute a prompt, and hash it."""
+    engine.add(name, number, new=4)
+    engine.run(lambda: bool(engine.tokens.get(name)))
+    found = hashed(engine, name)
     engine.finish()
+    return found
+
+
+def damaged(engine: Engine) -> dict[str, list[int]]:
+    """Which of a prompt's blocks, in all groups, have another digest than before, after what befell it."""
+    engine.add("r", SHORT, new=60)
+    engine.run(lambda: bool(engine.tokens.get("r")))
+    before = hashed(engine, "r")
+
+    def changed() -> list[int]:
+        now = hashed(engine, "r")
+        return [at for form in before for at, digest in enumerate(now[form]) if digest != before[form][at]]
+
+    engine.steps(40)
+    found = {"tokens came after it": changed()}
+    (layer, cache), *_ = engine.layers(0)
+    blocks = engine.scheduler.kv_cache_manager.get_block_ids("r")[0]
+    bits = cache.view(torch.int32)
+    bits[blocks[1], 1, 5, 9] ^= 1
+    found[f"a bit flipped in {layer}"] = changed()
+    bits[blocks[1], 1, 5, 9] ^= 1
+    found["and back"] = changed()
+    engine.fill(0, {blocks[2]})
+    found["poison in a block"] = changed()
     return found
 
 
@@ -86,6 +118,13 @@ def test_another_prompt(standing: Engines, spec: Spec) -> None:
     assert {verdict.kind for verdict in verdicts} == {"held"}, verdicts
     one, other = ({digest for group in verdict.facts.values() for digest in group} for verdict in verdicts)
     assert one & other <= {NONE}
+
+
+def test_damage_in_an_engine(standing: Engines) -> None:
+    """A prompt's digests stay while it is decoded, and the block that is damaged differs, and no other."""
+    verdict = standing.play(damaged, SPECS["llama"])
+    assert verdict.kind == "held", verdict
+    assert list(verdict.facts.values()) == [[], [1], [], [2]], verdict.facts
 
 
 def first_heads(worker: Any) -> list[int]:

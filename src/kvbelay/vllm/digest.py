@@ -37,7 +37,7 @@ EMPTY = 0
 """What stands for it in a list of digests."""
 PIECE = 1 << 15
 """Words in one operation on a CPU: some 40 microseconds, and the most that torch does not split over threads."""
-FINAL = 8
+FINAL = 32
 """How much longer the finaliser takes for a unit than the sum for a word."""
 DEVICE_PIECE = 1 << 24
 """The same elsewhere: 64 MiB of KV."""
@@ -62,7 +62,7 @@ class Hasher:
     """Hashes blocks of one rank's caches. It keeps views of them, and may be called from any one thread at a time."""
 
     def __init__(self, groups: Sequence[Mapping[str, Layout] | UnverifiableLayout]) -> None:
-        tables: dict[str, _Table] = {}
+        tables: dict[tuple[str, int], _Table] = {}
         self._groups = [group if isinstance(group, UnverifiableLayout) else _Group(group, tables) for group in groups]
 
     @classmethod
@@ -80,6 +80,13 @@ class Hasher:
     def form(self, group: int) -> str:
         """What both sides have to have in common: digests of unequal forms say nothing. Raises as `digests`."""
         return self._known(group).form
+
+    def coverage(self, group: int) -> int:
+        """This rank's share, to be added up by `combine`, of a number that tells which heads of which layers are
+        hashed: where the sums of two engines differ, so do their models, or a rank's share is missing. Raises as
+        `digests`.
+        """
+        return self._known(group).coverage
 
     def digests(self, group: int, blocks: Sequence[int], first_token: int, tokens: int) -> list[int]:
         """One unsigned 64-bit number a block: this rank's share, to be added up by `combine`.
@@ -112,7 +119,7 @@ class Hasher:
 class _Group:
     """The layers of one KV cache group that this rank hashes."""
 
-    def __init__(self, layers: Mapping[str, Layout], tables: dict[str, _Table]) -> None:
+    def __init__(self, layers: Mapping[str, Layout], tables: dict[tuple[str, int], _Table]) -> None:
         self.form = "; ".join(sorted({layout.form for layout in layers.values()}))
         first = next(iter(layers.values()), None)
         self.block_tokens = 1 if first is None else first.block_tokens
@@ -124,12 +131,15 @@ class _Group:
         for name, layout in layers.items():
             if not layout.counts:
                 continue
-            table = tables.get(layout.form) or tables.setdefault(layout.form, _Table(layout))
+            key = (layout.form, layout.ratio)
+            table = tables.get(key) or tables.setdefault(key, _Table(layout))
             heads = int(layout.words.shape[1])
             self._layers.append((heads, _cuts(layout, table, self._piece)))
             seed = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
             keys += [signed(seed + head * GOLDEN) for head in range(layout.first_head, layout.first_head + heads)]
-        self._keys = mixed(torch.tensor(keys, dtype=torch.int64)).to(self._device)
+        named = mixed(torch.tensor(keys, dtype=torch.int64))
+        self._keys = named.to(self._device)
+        self.coverage = sum(named.tolist()) & MASK
 
     def pieces(self, blocks: Sequence[int], first_token: int, tokens: int) -> Generator[None, None, list[int]]:
         """See `Hasher.pieces`."""
@@ -144,33 +154,37 @@ class _Group:
         yield
         hashes = yield from self._hashes([blocks[at] for at in order], [ranges[at] for at in order[whole:]])
         found = [EMPTY] * len(blocks)
+        if not hashes:
+            return found
         names = [first << 32 | end for first, end in (ranges[at] for at in order)]
         salts = mixed(torch.tensor(names, dtype=torch.int64))
         rows = max(1, self._piece // FINAL // max(1, len(self._keys)))
         for start in range(0, len(order), rows):
             part = slice(start, start + rows)
             salt = salts[part].to(self._device).unsqueeze(1)
-            summed = mixed(hashes[part] + self._keys + salt).sum(1)
+            units = torch.cat([of_layer[part] for of_layer in hashes], 1)
+            summed = mixed(units + self._keys + salt).sum(1)
             for at, digest in zip(order[part], summed.tolist(), strict=True):
                 found[at] = digest & MASK
             yield
         return found
 
-    def _hashes(self, blocks: list[int], partial: list[tuple[int, int]]) -> Generator[None, None, torch.Tensor]:
-        """int64 ``[blocks, units]``. The last ones of ``blocks`` are hashed in part, first token to end."""
-        whole, layers = len(blocks) - len(partial), []
+    def _hashes(self, blocks: list[int], partial: list[tuple[int, int]]) -> Generator[None, None, list[torch.Tensor]]:
+        """Of each layer int64 ``[blocks, heads]``. The last ones of ``blocks`` are hashed from first token to end."""
+        whole = len(blocks) - len(partial)
         index = torch.tensor(blocks, dtype=torch.int64).to(self._device)
+        layers = []
         for heads, cuts in self._layers:
-            sums = torch.zeros(len(blocks) * heads, dtype=torch.int64, device=self._device)
+            hashes = torch.empty(len(blocks) * heads, dtype=torch.int64, device=self._device)
             for cut in cuts:
-                for start, end in _runs(whole, len(blocks), max(1, self._piece // cut.size)):
+                for start, end in _runs(whole, len(blocks), cut.most):
                     at = start * heads + cut.first_head
-                    into = sums[at : at + (end - start) * cut.heads]
+                    into = hashes[at : at + (end - start) * cut.heads]
                     tokens = None if end <= whole else partial[start - whole]
                     cut.add(into, blocks[start:end], index[start:end], tokens)
                     yield
-            layers.append(sums.view(len(blocks), heads))
-        return torch.cat(layers, 1) if layers else torch.zeros(len(blocks), 0, dtype=torch.int64, device=self._device)
+            layers.append(hashes.view(len(blocks), heads))
+        return layers
 
     def _ranges(self, blocks: int, first_token: int, tokens: int) -> list[tuple[int, int]]:
         """First token and end of what is hashed in each block, counted in it."""
@@ -233,36 +247,41 @@ class _Table:
 class _Cut:
     """Some heads, and some rows of a kernel block, of one layer: few enough words for one operation."""
 
-    def __init__(
-        self, words: torch.Tensor, table: _Table, rows: tuple[int, slice], first_head: int, piece: int
-    ) -> None:
+    def __init__(self, words: torch.Tensor, table: _Table, rows: tuple[int, slice], first_head: int, most: int) -> None:
         self._words = words
         """``[blocks, heads, rows, words of a row]``."""
         self.first_head = first_head
         """Counted in the layer's heads of this rank."""
         self.heads = int(words.shape[1])
-        self.size = int(words[0].numel())
         self._table, self._rows = table, rows
+        self._begins = rows[0] == rows[1].start == 0
         self._weights = table.weights[rows].reshape(-1)
-        most = max(1, piece // self.size) if words.device.type == HOST else 0
-        self._wide = table.scratch(most * self.size).view(most, *words.shape[1:])
+        self.most = most
+        """Blocks that go into one operation."""
+        widened = most if words.device.type == HOST else 0
+        self._wide = table.scratch(widened * words[0].numel()).view(widened, *words.shape[1:])
 
     def add(
         self, into: torch.Tensor, blocks: Sequence[int], index: torch.Tensor, tokens: tuple[int, int] | None
     ) -> None:
         """Add to ``into``, ``[blocks * heads]``, the hashes of ``blocks``, on the device named by ``index``: of all
-        their tokens, or of ``tokens``, first to end, alone.
+        their tokens, or of ``tokens``, first to end, alone. The first cut of a head finds nothing there to add to.
         """
         mask = None if tokens is None else self._table.mask(*tokens)[self._rows]
         if self._words.device.type == HOST:
             for slot, block in enumerate(blocks):  # no gather, which would copy once more
                 words = self._words[block]
                 self._wide[slot].copy_(words if mask is None else words & mask)
-            into.addmv_(self._wide[: len(blocks)].view(len(into), -1), self._weights)
+            rows = self._wide[: len(blocks)].view(len(into), -1)
+            if self._begins:
+                torch.mv(rows, self._weights, out=into)
+            else:
+                into.addmv_(rows, self._weights)
             return
         chosen = self._words.index_select(0, index)
         wide = (chosen if mask is None else chosen & mask).to(torch.int64)
-        into += (wide.reshape(len(into), -1) * self._weights).sum(1)
+        sums = (wide.reshape(len(into), -1) * self._weights).sum(1)
+        into.copy_(sums if self._begins else sums + into)
 
 
 def _cuts(layout: Layout, table: _Table, piece: int) -> list[_Cut]:
@@ -270,13 +289,14 @@ def _cuts(layout: Layout, table: _Table, piece: int) -> list[_Cut]:
     _, heads, rows, width = layout.words.shape
     most_rows = min(rows, max(1, piece // width))
     most_heads = min(heads, max(1, piece // (most_rows * width)))
+    most_blocks = max(1, piece // (most_heads * most_rows * width)) if most_heads == heads else 1
     return [
         _Cut(
             layout.words[kernel :: layout.ratio, head : head + most_heads, row : row + most_rows],
             table,
             (kernel, slice(row, row + most_rows)),
             head,
-            piece,
+            most_blocks,
         )
         for kernel in range(layout.ratio)
         for head in range(0, heads, most_heads)

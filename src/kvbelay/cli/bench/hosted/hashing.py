@@ -38,25 +38,25 @@ FORMS = (
 )
 
 
-def hashed(seed: int, rounds: int, *, blocks: int = HASHED) -> list[Hashed]:
+def hashed(seed: int, rounds: int) -> list[Hashed]:
     """Every form; the first round, which allocates, is not counted."""
-    return [_hashed(form, seed, rounds, blocks) for form in FORMS]
+    return [_hashed(form, seed, rounds) for form in FORMS]
 
 
-def _hashed(form: Form, seed: int, rounds: int, blocks: int) -> Hashed:
-    caches = [_cache(form, seed + layer) for layer in range(LAYERS)]
+def _hashed(form: Form, seed: int, rounds: int) -> Hashed:
+    caches = [cache(form, seed + layer) for layer in range(LAYERS)]
     spec = FullAttentionSpec(block_size=TOKENS, num_kv_heads=HEADS, head_size=VALUES, dtype=form.dtype)
     layouts = {
         f"model.layers.{layer}.self_attn.attn": layer_layout(
-            str(layer), cache, spec, blocks=BLOCKS, backend=form.backend, isa=form.isa, share=Share(0, 1, HEADS)
+            str(layer), one, spec, blocks=BLOCKS, backend=form.backend, isa=form.isa, share=Share(0, 1, HEADS)
         )
-        for layer, cache in enumerate(caches)
+        for layer, one in enumerate(caches)
     }
     hasher = Hasher([layouts])
     dice = Random(seed)  # noqa: S311  # which blocks a request has
-    ids = dice.sample(range(1, BLOCKS), blocks)
-    row = Hashed(form.what, hasher.form(0), LAYERS * blocks * caches[0][0].nbytes)
-    copy = _copier(caches, ids)
+    ids = dice.sample(range(1, BLOCKS), HASHED)
+    row = Hashed(form.what, hasher.form(0), LAYERS * HASHED * caches[0][0].nbytes)
+    copy = Copy(caches, ids)
     for index in range(rounds + 1):
         pieces: list[float] = []
         hash_s = _timed(lambda pieces=pieces: _hash(hasher, ids, pieces))  # type: ignore[misc]
@@ -68,26 +68,29 @@ def _hashed(form: Form, seed: int, rounds: int, blocks: int) -> Hashed:
     return row
 
 
-def _cache(form: Form, seed: int) -> torch.Tensor:
+def cache(form: Form, seed: int) -> torch.Tensor:
+    """One layer's, of random bits."""
     dice = torch.Generator().manual_seed(seed)
     order = (TOKENS, HEADS) if form.tokens_first else (HEADS, TOKENS)
     raw = torch.randint(-128, 128, (BLOCKS, *order, 2 * VALUES * form.dtype.itemsize), dtype=torch.int8, generator=dice)
     return (raw.transpose(1, 2) if form.tokens_first else raw).view(form.dtype)
 
 
-def _copier(caches: list[torch.Tensor], ids: list[int]) -> Callable[[], None]:
-    """Each block to a place of its own in one buffer, in words so large that torch keeps to this thread."""
-    blocks = [torch.as_strided(cache, (BLOCKS, cache[0].numel()), (cache.stride(0), 1)) for cache in caches]
-    words = [block.view(torch.int64).view(BLOCKS, -1, 4096) for block in blocks]
-    buffer = torch.empty(len(caches), len(ids), *words[0].shape[1:], dtype=torch.int64)
+class Copy:
+    """Each block copied to a place of its own in one buffer, in words so large that torch keeps to this thread."""
 
-    def copy() -> None:
-        for into, layer in zip(buffer, words, strict=True):
-            for place, block in zip(into, ids, strict=True):
+    def __init__(self, caches: list[torch.Tensor], ids: list[int]) -> None:
+        flat = [torch.as_strided(cache, (BLOCKS, cache[0].numel()), (cache.stride(0), 1)) for cache in caches]
+        self._words = [cache.view(torch.int64).view(BLOCKS, -1, 4096) for cache in flat]
+        self._ids = ids
+        self.buffer = torch.empty(len(caches), len(ids), *self._words[0].shape[1:], dtype=torch.int64)
+
+    def __call__(self) -> None:
+        """Once."""
+        for into, layer in zip(self.buffer, self._words, strict=True):
+            for place, block in zip(into, self._ids, strict=True):
                 for piece, source in zip(place, layer[block], strict=True):
                     piece.copy_(source)
-
-    return copy
 
 
 def _hash(hasher: Hasher, ids: list[int], pieces: list[float]) -> None:
