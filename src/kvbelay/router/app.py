@@ -87,10 +87,11 @@ class App:
             answer = problem(exc.status, exc.what, INVALID, path)
             answer.force_close()
             await send(request, answer, limits.write_s)
-        except ClientSlow as exc:
-            path.failures.append(Failed(exc.what))
+        except (ClientSlow, ConnectionError) as exc:
+            if isinstance(exc, ClientSlow):
+                path.failures.append(Failed(exc.what))
             cut(request)
-            raise ConnectionResetError(exc.what) from exc
+            return web.Response()  # which nobody gets
         finally:
             self._open -= 1
             self._metrics.open.set(self._open)

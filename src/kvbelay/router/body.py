@@ -67,6 +67,7 @@ class Asked(msgspec.Struct, frozen=True):
     """What it begins with; empty if no instance is to be preferred for it."""
     direct: str
     """Why it needs no prefill instance; empty if it does."""
+    stream: bool = False
 
 
 NOTHING = Asked(b"", {}, 0, b"", "no prompt")
@@ -82,7 +83,8 @@ def read(body: bytes, routing: Routing) -> Asked:
     prompt = fields.get("prompt", fields.get("messages", msgspec.Raw(b"null")))
     tokens, prompts = _count(fields, routing.chars_per_token)
     key = bytes(memoryview(prompt)[: routing.affinity_chars])
-    return Asked(body, fields, tokens, key, _direct(fields, tokens, prompts, routing))
+    stream = _value(fields, "stream") is True
+    return Asked(body, fields, tokens, key, _direct(fields, tokens, prompts, routing), stream)
 
 
 def _direct(fields: Fields, tokens: int, prompts: int, routing: Routing) -> str:

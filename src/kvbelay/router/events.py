@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import aiohttp
 import msgspec
 
@@ -19,8 +21,8 @@ class _Delta(msgspec.Struct):
     reasoning: str | None = None
     reasoning_content: str | None = None
     refusal: str | None = None
-    tool_calls: list[msgspec.Raw] | None = None
-    function_call: msgspec.Raw | None = None
+    tool_calls: list[Any] | None = None
+    function_call: dict[str, Any] | None = None
 
 
 class _Choice(msgspec.Struct):
@@ -32,15 +34,10 @@ class _Choice(msgspec.Struct):
 
 class _Chunk(msgspec.Struct):
     choices: list[_Choice] | None = None
-    error: msgspec.Raw | None = None
-
-
-class _Error(msgspec.Struct):
-    code: int | str | None = None
+    error: Any = None
 
 
 _chunk = msgspec.json.Decoder(_Chunk).decode
-_error = msgspec.json.Decoder(_Error).decode
 
 
 class Events:
@@ -71,10 +68,10 @@ class Events:
         data = self._rest + data if self._rest else data
         end = max(_after(data, b"\n\n"), _after(data, b"\r\n\r\n"))
         whole, self._rest = (data, b"") if end == len(data) else (data[:end], data[end:])
-        if len(self._rest) > self._limit:
-            msg = f"an event of a stream is longer than {self._limit} bytes"
-            raise ProtocolViolation(msg)
         if not whole:
+            if len(self._rest) > self._limit:
+                msg = f"an event of a stream is longer than {self._limit} bytes"
+                raise ProtocolViolation(msg)
             return b""
         if not self.begun:
             whole = self._hold(whole)
@@ -82,6 +79,10 @@ class Events:
             self.done = whole.rstrip().endswith((b"\ndata: [DONE]", b"\ndata:[DONE]")) or _data(whole) == DONE
             self.broken = self.broken or b'data: {"error"' in whole
         return whole
+
+    def last(self) -> bytes:
+        """What may go to the client when nothing more comes: an event whose empty line is missing."""
+        return self.feed(b"\n\n") if self._rest.endswith(b"\n") else b""
 
     def _hold(self, whole: bytes) -> bytes:
         """Everything that was held, if an event has come that carries something."""
@@ -119,8 +120,8 @@ class Stream:
         while data := await self._read():
             if whole := self.events.feed(data):
                 return whole
-        if whole := self.events.feed(b"\n\n"):  # the last event's empty line is missing
-            return whole
+        if last := self.events.last():
+            return last
         msg = f"{self._peer.name} ended the stream before it was complete"
         raise PeerLost(msg)
 
@@ -157,7 +158,7 @@ def _carries(data: bytes) -> bool:
         return True
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise ProtocolViolation("an event of a stream is no JSON") from exc
-    if chunk.error is not None and bytes(memoryview(chunk.error)) != b"null":
+    if chunk.error is not None:
         msg = f"an error in the stream before the first token{_code(chunk.error)}"
         raise PeerFailed(msg)
     for choice in chunk.choices or ():
@@ -169,12 +170,9 @@ def _carries(data: bytes) -> bool:
     return False
 
 
-def _code(error: msgspec.Raw) -> str:
+def _code(error: Any) -> str:
     """The error's code; its text may repeat the prompt, and goes into no log."""
-    try:
-        code = _error(error).code
-    except msgspec.DecodeError:
-        return ""
+    code = error.get("code") if isinstance(error, dict) else None
     return f" (code {code})" if isinstance(code, int) else ""
 
 

@@ -57,6 +57,7 @@ class Journey:
         self._tried = Tried(self._loop.time() + fleet.config.times.deadline_s)
         self._params: msgspec.Raw | None = None
         self._source = ""
+        self._key = asked.key or path.request.encode()
 
     async def go(self, request: web.Request) -> Sent:
         """The answer, which has been sent, and what became of the request. Raises what `answers.send` does."""
@@ -81,8 +82,8 @@ class Journey:
         now, asked, fleet = self._loop.time(), self._asked, self._fleet
         return plan.decide(
             self._tried,
-            [] if asked.direct else fleet.seen(Role.PREFILL, now, asked.key, asked.tokens),
-            fleet.seen(Role.DECODE, now, asked.key, asked.tokens),
+            [] if asked.direct else fleet.seen(Role.PREFILL, now, self._key, asked.tokens),
+            fleet.seen(Role.DECODE, now, self._key, asked.tokens),
             fleet.config.routing,
             now,
         )
@@ -144,7 +145,10 @@ class Journey:
         body = bodies.for_decode(self._asked, self._params)
         with Call(self._session, peer, tokens) as call:
             with Watch(peer.watches) as watch:
-                self._until(watch, config.times.deadline_s, f"{peer.name} has not answered")
+                if self._asked.stream:
+                    self._until(watch, config.times.first_token_s, f"{peer.name} has sent no token")
+                else:
+                    self._until(watch, config.times.deadline_s, f"{peer.name} has not answered")
                 try:
                     response = await call.send(request.method, path.endpoint, body, self._headers)
                 except NotReached:
@@ -153,7 +157,6 @@ class Journey:
                     raise
                 stream = self._stream_of(peer, response)
                 if stream is not None:
-                    self._until(watch, config.times.first_token_s, f"{peer.name} has sent no token")
                     answer = await stream.next()
                 else:
                     answer = await call.whole(config.limits.answer_nbytes)

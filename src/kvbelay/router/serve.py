@@ -23,6 +23,8 @@ from kvbelay.router.upstream import open_session
 LOOK_S = 1.0
 """Pause between two looks at the configuration file and at the probes."""
 BACKLOG = 1024
+LINGER_S = 1.0
+"""For a client whose body is refused to read why, while the rest of the body comes in and is dropped."""
 
 Load = Callable[[], Config]
 
@@ -79,6 +81,7 @@ class Router:
                 max_field_size=limits.header_nbytes,
                 max_headers=HEADERS,
                 auto_decompress=False,
+                lingering_time=LINGER_S,
                 shutdown_timeout=limits.drain_s,
             )
             try:
