@@ -164,11 +164,7 @@ class Peer:
             self._up_since = now
             self._in_a_row = 0
             self._circuit = Circuit(self._pauses)
-            self._changed(self, "is up again")
-
-    def is_new(self, now: float) -> None:
-        """It was added while the others were running."""
-        self._up_since = now
+            self._changed(self, "is up")
 
 
 class Fleet:
@@ -179,16 +175,16 @@ class Fleet:
         self.config = config
         self.peers: dict[Role, dict[str, Peer]] = {Role.PREFILL: {}, Role.DECODE: {}}
         self._leaving: list[Peer] = []
-        self._configure(Role.PREFILL, config.prefill, None)
-        self._configure(Role.DECODE, config.decode, None)
+        self._configure(Role.PREFILL, config.prefill, running=False)
+        self._configure(Role.DECODE, config.decode, running=False)
 
-    def reconfigure(self, config: Config, now: float) -> None:
+    def reconfigure(self, config: Config) -> None:
         """Take a new configuration: what is new is added, what is gone gets no more calls."""
         self.config = config
-        self._configure(Role.PREFILL, config.prefill, now)
-        self._configure(Role.DECODE, config.decode, now)
+        self._configure(Role.PREFILL, config.prefill, running=True)
+        self._configure(Role.DECODE, config.decode, running=True)
 
-    def _configure(self, role: Role, configs: Sequence[PeerConfig], now: float | None) -> None:
+    def _configure(self, role: Role, configs: Sequence[PeerConfig], *, running: bool) -> None:
         old, new = self.peers[role], {}
         for config in configs:
             peer = old.get(config.name)
@@ -196,8 +192,8 @@ class Fleet:
                 peer.configure(config, self.config.routing, self.config.health)
             else:
                 peer = Peer(role, config, self.config.routing, self.config.health, self._changed)
-                if now is not None:
-                    peer.is_new(now)
+                if running:  # it may not be there yet
+                    peer.up, peer.cause = False, "it has not been probed yet"
             new[config.name] = peer
         gone = [peer for name, peer in old.items() if new.get(name) is not peer]
         self._leaving = [peer for peer in [*self._leaving, *gone] if peer.calls]

@@ -95,19 +95,23 @@ class Prober:
 
     def __init__(self, session: aiohttp.ClientSession, peer: Peer) -> None:
         self._session = session
-        self._peer = peer
+        self.peer = peer
         self._progress = Progress()
         self._failed = 0
+        self._probed = False
 
     async def run(self, fleet: Fleet) -> None:
-        """Probe until cancelled."""
+        """Probe until cancelled; at once if that has never been done."""
+        if not self._probed:
+            await self.probe(fleet.config.health)
         while True:
             await asyncio.sleep(fleet.config.health.interval_s)
             await self.probe(fleet.config.health)
 
-    async def probe(self, health: Health, *, first: bool = False) -> None:
-        """One probe. The ``first`` one decides alone, later ones after ``down_after`` failures in a row."""
-        loop, peer = asyncio.get_running_loop(), self._peer
+    async def probe(self, health: Health) -> None:
+        """One probe. The first one decides alone, later ones after ``down_after`` failures in a row."""
+        loop, peer = asyncio.get_running_loop(), self.peer
+        first, self._probed = not self._probed, True
         try:
             counts = await self._counts(health)
             stalled = self._progress.stalled(counts, peer.calls > 0, loop.time(), health.stall_s)
@@ -165,7 +169,7 @@ class Prober:
     async def _ask(
         self, method: str, path: str, within_s: float, headers: Mapping[str, str] | None = None, body: object = None
     ) -> tuple[int, bytes]:
-        loop, peer = asyncio.get_running_loop(), self._peer
+        loop, peer = asyncio.get_running_loop(), self.peer
         data = None if body is None else msgspec.json.encode(body)
         with Watch() as watch, in_our_words(peer):
             watch.until(loop.time() + within_s, DeadlineExceeded(f"no answer to {path} in {within_s:g} s"))

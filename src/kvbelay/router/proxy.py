@@ -154,6 +154,7 @@ class Journey:
                 except NotReached:
                     if step.how is How.RECOMPUTE:
                         peer.not_recomputed(tokens)
+                        path.recomputing.pop()
                     raise
                 stream = self._stream_of(peer, response)
                 if stream is not None:

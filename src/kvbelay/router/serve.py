@@ -130,7 +130,7 @@ class Router:
             self.metrics.reloaded(good=False)
             log.error("the configuration stays as it was: %s", exc)  # the operator's error, not ours
             return
-        self.fleet.reconfigure(config, asyncio.get_running_loop().time())
+        self.fleet.reconfigure(config)
         self.metrics.reloaded(good=True)
         names = ", ".join(f"{peer.role.value} {peer.name}" for peer in self.fleet.all())
         log.info("the configuration was read anew; the instances are %s", names)
@@ -154,10 +154,10 @@ class Router:
 
     async def _probe_all(self) -> None:
         """The first probe of everyone, and the tasks that make the next ones."""
-        session = self._open()
-        health = self.fleet.config.health
-        await asyncio.gather(*(Prober(session, peer).probe(health, first=True) for peer in self.fleet.all()))
-        self._probe_those_that_are()
+        probers = [Prober(self._open(), peer) for peer in self.fleet.all()]
+        await asyncio.gather(*(prober.probe(self.fleet.config.health) for prober in probers))
+        for prober in probers:
+            self._probes[prober.peer] = asyncio.create_task(prober.run(self.fleet))
 
     def _probe_those_that_are(self) -> None:
         """One task for each instance, none for those that are gone."""
