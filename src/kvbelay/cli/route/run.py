@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import logging
+import resource
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -28,18 +29,26 @@ def run(
     port: int,
 ) -> None:
     """Run until a signal comes. Raises `ConfigError` before anything has begun, OSError if the port is taken."""
-    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        msg = f"{' and '.join(missing)} must be installed"
-        raise MissingExtra(msg, source="kvbelay route", remedy="pip install 'kvbelay[router]'")
+    require_extra("kvbelay route")
 
     def load() -> Config:
         return configured(prefills, decodes, file, fallback)
 
     load()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:  # each request has two connections
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.captureWarnings(True)
     _loop()(_serve(load, file, host, port))
+
+
+def require_extra(command: str) -> None:
+    """Raises `MissingExtra` where the router's libraries are not installed."""
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        msg = f"{' and '.join(missing)} must be installed"
+        raise MissingExtra(msg, source=command, remedy="pip install 'kvbelay[router]'")
 
 
 def configured(prefills: tuple[str, ...], decodes: tuple[str, ...], file: Path | None, fallback: str | None) -> Config:
