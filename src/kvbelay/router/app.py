@@ -118,10 +118,15 @@ class App:
             raise Rejected(415, "the request's body is compressed")
         if (request.content_length or 0) > limits.body_nbytes:
             raise Rejected(413, f"the request's body is longer than {limits.body_nbytes} bytes")
+        if request.content.is_eof() and request.content.total_bytes <= limits.body_nbytes:
+            return request.content.read_nowait()  # most have come with their head
         parts: list[bytes] = []
         nbytes = 0
+
+        def late() -> Rejected:
+            return Rejected(408, f"the request's body did not arrive in {limits.read_s:g} s")
+
         with Watch() as watch:
-            late = Rejected(408, f"the request's body did not arrive in {limits.read_s:g} s")
             watch.until(asyncio.get_running_loop().time() + limits.read_s, late)
             while data := await request.content.readany():
                 nbytes += len(data)

@@ -47,6 +47,7 @@ class Metrics:
         self._requests = Counter(
             "kvbelay_router_requests", "Requests by what became of them.", ("endpoint", "result"), registry=registry
         )
+        self._by_result: dict[tuple[str, Result], Counter] = {}
         self._direct = Counter(
             "kvbelay_router_direct", "Requests that needed no prefill instance.", ("why",), registry=registry
         )
@@ -71,7 +72,11 @@ class Metrics:
 
     def ended(self, path: Path, result: Result) -> None:
         """A request is over."""
-        self._requests.labels(path.endpoint, result.value).inc()
+        counter = self._by_result.get((path.endpoint, result))
+        if counter is None:
+            counter = self._requests.labels(path.endpoint, result.value)
+            self._by_result[path.endpoint, result] = counter
+        counter.inc()
         if path.direct:
             self._direct.labels(path.direct).inc()
         if path.first_byte_s:

@@ -172,7 +172,7 @@ class Prober:
         loop, peer = asyncio.get_running_loop(), self.peer
         data = None if body is None else msgspec.json.encode(body)
         with Watch() as watch, in_our_words(peer):
-            watch.until(loop.time() + within_s, DeadlineExceeded(f"no answer to {path} in {within_s:g} s"))
+            watch.until(loop.time() + within_s, lambda: DeadlineExceeded(f"no answer to {path} in {within_s:g} s"))
             async with self._session.request(
                 method, peer.url + path, data=data, headers=headers, allow_redirects=False
             ) as response:

@@ -14,7 +14,7 @@ from multidict import CIMultiDict
 from kvbelay.errors import DeadlineExceeded, KvbelayError, PeerFailed, PeerLost, ProtocolViolation
 from kvbelay.router import body as bodies
 from kvbelay.router import events, plan
-from kvbelay.router.answers import ClientSlow, answer_headers, cut, problem, send
+from kvbelay.router.answers import ClientSlow, answer_headers, cut, problem, send, too_slow
 from kvbelay.router.body import Asked
 from kvbelay.router.outcome import Failed, Path, Result
 from kvbelay.router.peers import Fleet, Peer, Role
@@ -109,17 +109,18 @@ class Journey:
         self._note(error, Role.PREFILL if isinstance(step, Prefill) else Role.DECODE, step.peer)
         self._tried = Tried(tried.deadline, tried.failures + 1, prefills, decodes, prefilled)
 
-    def _until(self, watch: Watch, limit_s: float, what: str) -> None:
+    def _until(self, watch: Watch, limit_s: float, peer: Peer, what: str) -> None:
         """The block ends then, or at the request's deadline."""
-        at = min(self._loop.time() + limit_s, self._tried.deadline)
-        watch.until(at, DeadlineExceeded(f"{what} in {at - self._loop.time():.3g} s"))
+        began = self._loop.time()
+        at = min(began + limit_s, self._tried.deadline)
+        watch.until(at, lambda: DeadlineExceeded(f"{peer.name} has {what} in {at - began:.3g} s"))
 
     async def _prefill(self, request: web.Request, peer: Peer) -> Sent | None:
         """Have the prompt computed. Returns only what an instance says against the request itself."""
         config = self._fleet.config
         body = bodies.for_prefill(self._asked)
         with Call(self._session, peer, self._asked.tokens) as call, Watch(peer.watches) as watch:
-            self._until(watch, config.times.prefill_s, f"{peer.name} has not prefilled")
+            self._until(watch, config.times.prefill_s, peer, "not prefilled")
             response = await call.send("POST", self._path.endpoint, body, self._headers)
             answer = await call.whole(config.limits.answer_nbytes)
             accepted = response.status < REDIRECT
@@ -146,9 +147,9 @@ class Journey:
         with Call(self._session, peer, tokens) as call:
             with Watch(peer.watches) as watch:
                 if self._asked.stream:
-                    self._until(watch, config.times.first_token_s, f"{peer.name} has sent no token")
+                    self._until(watch, config.times.first_token_s, peer, "sent no token")
                 else:
-                    self._until(watch, config.times.deadline_s, f"{peer.name} has not answered")
+                    self._until(watch, config.times.deadline_s, peer, "not answered")
                 try:
                     response = await call.send(request.method, path.endpoint, body, self._headers)
                 except NotReached:
@@ -188,19 +189,21 @@ class Journey:
         times, limits, peer, path = self._fleet.config.times, self._fleet.config.limits, call.peer, self._path
         self._asked, self._params = bodies.NOTHING, None  # a stream may last for long
         path.status, path.first_byte_s = response.status, time.monotonic() - self._began
-        slow = ClientSlow("the client takes nothing")
-        silent = PeerLost(f"{peer.name} has sent nothing for {times.idle_s:g} s")
         sent = web.StreamResponse(status=response.status, headers=answer_headers(response.headers, path))
+
+        def silent() -> PeerLost:
+            return PeerLost(f"{peer.name} has sent nothing for {times.idle_s:g} s")
+
         try:
             with Watch(peer.watches) as watch:
                 piece = first
-                watch.until(self._loop.time() + limits.write_s, slow)
+                watch.until(self._loop.time() + limits.write_s, too_slow)
                 await sent.prepare(request)
                 while piece:
                     await sent.write(piece)
                     watch.until(self._loop.time() + times.idle_s, silent)
                     piece = await stream.next()
-                    watch.until(self._loop.time() + limits.write_s, slow)
+                    watch.until(self._loop.time() + limits.write_s, too_slow)
         except ClientSlow:
             raise
         except KvbelayError as exc:
@@ -214,7 +217,7 @@ class Journey:
         else:
             call.succeeded()
         with Watch() as watch:
-            watch.until(self._loop.time() + limits.write_s, slow)
+            watch.until(self._loop.time() + limits.write_s, too_slow)
             await sent.write_eof()
         with contextlib.suppress(KvbelayError), Watch(peer.watches) as watch:
             watch.until(self._loop.time() + LAST_S, silent)
@@ -227,7 +230,7 @@ class Journey:
             cut(request)
             return sent, Result.GONE
         with Watch() as watch:
-            watch.until(self._loop.time() + self._fleet.config.limits.write_s, ClientSlow("the client takes nothing"))
+            watch.until(self._loop.time() + self._fleet.config.limits.write_s, too_slow)
             await sent.write(events.failure(f"the answer cannot be completed: {why}"))
             await sent.write_eof()
         return sent, Result.BROKEN

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import io
 from collections.abc import Iterator
 from types import TracebackType
+from typing import Any
 
 import aiohttp
+from aiohttp.payload import BytesPayload
 from multidict import CIMultiDict
 from yarl import URL
 
@@ -39,6 +42,11 @@ def open_session(config: Config) -> aiohttp.ClientSession:
         max_line_size=64 * 1024,
         max_field_size=64 * 1024,
     )
+
+
+@functools.lru_cache(1024)
+def _url(base: str, path: str) -> URL:
+    return URL(base + path, encoded=True)
 
 
 class NotReached(PeerLost):
@@ -116,11 +124,12 @@ class Call:
 
     async def send(self, method: str, path: str, body: bytes, headers: CIMultiDict[str]) -> aiohttp.ClientResponse:
         """Its answer, of which the head has come. Raises one of our errors for a status that is a failure."""
-        url = URL(self.peer.url + path, encoded=True)
-        data = body if len(body) < LARGE_NBYTES else io.BytesIO(body)
+        data: Any = None
+        if body:
+            data = BytesPayload(body) if len(body) < LARGE_NBYTES else io.BytesIO(body)
         with in_our_words(self.peer):
             self._response = response = await self._session.request(
-                method, url, data=data or None, headers=headers, allow_redirects=False
+                method, _url(self.peer.url, path), data=data, headers=headers, allow_redirects=False
             )
         status = response.status
         if not (OK <= status < REDIRECT or REJECTED <= status < FAILED) or status in BUSY:

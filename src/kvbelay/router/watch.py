@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from types import TracebackType
 
 from kvbelay.errors import KvbelayError
@@ -22,7 +23,7 @@ class Watch:
         self._task: asyncio.Task[object] | None = None
         self._cancelling = 0
         self._at = float("inf")
-        self._late: KvbelayError | None = None
+        self._late: Callable[[], KvbelayError] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._error: KvbelayError | None = None
 
@@ -47,8 +48,8 @@ class Watch:
         if kind is asyncio.CancelledError and asked <= self._cancelling:
             raise self._error from None
 
-    def until(self, at: float, late: KvbelayError) -> None:
-        """From now on the block ends with ``late`` at that time of the loop's clock."""
+    def until(self, at: float, late: Callable[[], KvbelayError]) -> None:
+        """From now on the block ends at that time of the loop's clock, with the error that ``late`` makes."""
         self._at, self._late = at, late
         if self._timer is None or self._timer.when() > at:
             if self._timer is not None:
@@ -68,4 +69,4 @@ class Watch:
         if self._loop.time() < self._at:
             self._timer = self._loop.call_at(self._at, self._look)
         else:
-            self.end(self._late)
+            self.end(self._late())

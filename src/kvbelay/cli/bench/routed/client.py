@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import msgspec
 
@@ -78,7 +79,7 @@ async def _load(load: Load) -> Loaded:
     ends = [loop.create_future() for _ in range(load.connections)]
     began = time.perf_counter()
     for end in ends:
-        await loop.create_connection(lambda end=end: _Asking(request, left, took_s, end), "127.0.0.1", load.port)
+        await loop.create_connection(partial(_Asking, request, left, took_s, end), "127.0.0.1", load.port)
     await asyncio.wait_for(asyncio.gather(*ends), LIMIT_S + load.requests / 100)
     took_s.sort()
     span_s = time.perf_counter() - began

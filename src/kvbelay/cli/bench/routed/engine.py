@@ -13,8 +13,8 @@ from kvbelay.cli.bench.routed.messages import Engine, Port, Release, Where
 HEAD_END = b"\r\n\r\n"
 LENGTH = b"content-length:"
 WHOLE = (
-    b'{"id":"cmpl-1","object":"text_completion","created":1,"model":"m","choices":[{"index":0,"text":" well","logprobs":'
-    b'null,"finish_reason":"length"}],"usage":{"prompt_tokens":85,"total_tokens":86,"completion_tokens":1}'
+    b'{"id":"cmpl-1","object":"text_completion","created":1,"model":"m","choices":[{"index":0,"text":" well",'
+    b'"logprobs":null,"finish_reason":"length"}],"usage":{"prompt_tokens":85,"total_tokens":86,"completion_tokens":1}'
 )
 PARAMS = (
     b',"kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[1,2,3,4,5,6]],'

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
-    """uvloop's where it is installed, as the router's own."""
+    """One of uvloop where it is installed, as the router's own is."""
     if importlib.util.find_spec("uvloop") is None:
         return asyncio.new_event_loop()
     import uvloop  # noqa: PLC0415  # optional

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from statistics import median
+from typing import NamedTuple
 
 import msgspec
 
@@ -87,6 +88,16 @@ class Measured(msgspec.Struct):
     nginx: bool
 
 
+class Taken(NamedTuple):
+    """A way as the load takes it."""
+
+    way: Way
+    port: int
+    prompt: str
+    server: servers.Server | None = None
+    """What stands between."""
+
+
 def measure(effort: Effort, note: Callable[[str], None]) -> Measured:
     """Everything, the ways in turn. ``note`` hears how far it is."""
     with contextlib.ExitStack() as stack:
@@ -96,25 +107,24 @@ def measure(effort: Effort, note: Callable[[str], None]) -> Measured:
         ports = [engine.ask(Where(), Port).port for engine in (prefill, decode)]
         router = stack.enter_context(servers.router(*ports))
         program = servers.nginx_there()
-        ways: list[tuple[Way, int, str, servers.Server | None]] = [(Way(DIRECT), ports[1], SHORT, None)]
+        ways = [Taken(Way(DIRECT), ports[1], SHORT)]
         if program is not None:
             nginx = stack.enter_context(servers.nginx(program, ports[1]))
-            ways.append((Way(NGINX), nginx.port, SHORT, nginx))
-        ways += [(Way(STRAIGHT), router.port, SHORT, router), (Way(DANCE), router.port, LONG, router)]
+            ways.append(Taken(Way(NGINX), nginx.port, SHORT, nginx))
+        ways += [Taken(Way(STRAIGHT), router.port, SHORT, router), Taken(Way(DANCE), router.port, LONG, router)]
         lost = 0
         for index in range(effort.rounds + 1):
             note(f"round {index} of {effort.rounds}" if index else "warming up")
-            for way, port, prompt, server in ways:
-                lost += _round(client, effort, way, port, prompt, server, counts=index > 0)
+            for taken in ways:
+                lost += _round(client, effort, taken, counts=index > 0)
         memory = _memory(client, decode, router, effort, note)
         memory.lost += lost
-    return Measured([way for way, *_ in ways], memory, program is not None)
+    return Measured([taken.way for taken in ways], memory, program is not None)
 
 
-def _round(
-    client: Child, effort: Effort, way: Way, port: int, prompt: str, server: servers.Server | None, *, counts: bool
-) -> int:
+def _round(client: Child, effort: Effort, taken: Taken, *, counts: bool) -> int:
     """One round of one way; returns how many requests were lost."""
+    way, port, prompt, server = taken
     alone = client.ask(Load(port, prompt, 1, effort.one_by_one), Loaded)
     before_s = server.cpu_s() if server else 0.0
     busy = client.ask(Load(port, prompt, BUSY, effort.at_once), Loaded)
