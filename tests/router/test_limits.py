@@ -23,7 +23,19 @@ async def raw(up: Rig, data: bytes) -> bytes:
     return answer
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[1]", b'"x"', b"\xff\xfe", b"[" * 100_000, b'{"a":' * 100_000])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[1]",
+        b'"x"',
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"a":' * 100_000,
+        b'{"prompt": ' + b"[" * 9000 + b"]" * 9000 + b"}",
+    ],
+)
 def test_no_object(body: bytes) -> None:
     """A body that is no JSON object is the client's fault, and no instance hears of it."""
 

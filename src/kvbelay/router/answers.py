@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-import uuid
+import secrets
 
 import msgspec
 from aiohttp import web
@@ -37,7 +37,7 @@ class ClientSlow(KvbelayError):
 def request_id(headers: CIMultiDictProxy[str]) -> str:
     """The client's own, if it is one that can stand in a header and a log; else a new one."""
     given = headers.get(REQUEST_ID, "")
-    return given if ID.fullmatch(given) else uuid.uuid4().hex
+    return given if ID.fullmatch(given) else secrets.token_hex(16)
 
 
 def ask_headers(headers: CIMultiDictProxy[str], name: str) -> CIMultiDict[str]:

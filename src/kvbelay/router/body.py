@@ -78,13 +78,14 @@ def read(body: bytes, routing: Routing) -> Asked:
     """What there is to know of a request. Raises `ProtocolViolation` if it is no JSON object."""
     try:
         fields = _fields(body)
+        tokens, prompts = _count(fields, routing.chars_per_token)
+        direct = _direct(fields, tokens, prompts, routing)
+        stream = _value(fields, "stream") is True
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-        raise ProtocolViolation("the request's body is no JSON object") from exc
+        raise ProtocolViolation("the request's body cannot be read as a JSON object") from exc
     prompt = fields.get("prompt", fields.get("messages", msgspec.Raw(b"null")))
-    tokens, prompts = _count(fields, routing.chars_per_token)
     key = bytes(memoryview(prompt)[: routing.affinity_chars])
-    stream = _value(fields, "stream") is True
-    return Asked(body, fields, tokens, key, _direct(fields, tokens, prompts, routing), stream)
+    return Asked(body, fields, tokens, key, direct, stream)
 
 
 def _direct(fields: Fields, tokens: int, prompts: int, routing: Routing) -> str:
@@ -110,8 +111,7 @@ def _count(fields: Fields, chars_per_token: float) -> tuple[int, int]:
     if "prompt" in fields:
         prompt = _value(fields, "prompt")
         parts = prompt if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else [prompt]
-        sizes = [_estimate(len(part), chars_per_token) if isinstance(part, str) else len(part or ()) for part in parts]
-        return sum(sizes), len(parts)
+        return sum(_length(part, chars_per_token) for part in parts), len(parts)
     raw = fields.get("messages", msgspec.Raw(b"[]"))
     try:
         messages = _messages(raw)
@@ -122,6 +122,13 @@ def _count(fields: Fields, chars_per_token: float) -> tuple[int, int]:
         texts = [message.content] if isinstance(message.content, str) else [p.text for p in message.content or ()]
         chars += MESSAGE_CHARS + sum(map(len, texts))
     return _estimate(chars, chars_per_token), 1
+
+
+def _length(part: object, chars_per_token: float) -> int:
+    """Tokens of one prompt, a text or a list of them; 0 of what is neither."""
+    if isinstance(part, str):
+        return _estimate(len(part), chars_per_token)
+    return len(part) if isinstance(part, list) else 0
 
 
 def _estimate(chars: int, chars_per_token: float) -> int:
