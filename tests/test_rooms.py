@@ -44,11 +44,14 @@ ROOMS = {
     "kvbelay.reference": Room(
         ("kvbelay.core", "kvbelay.errors", "kvbelay.runtime"), ("msgspec", "numpy", "gguf", "tokenizers")
     ),
+    "kvbelay.router": Room(
+        ("kvbelay.core", "kvbelay.errors"), ("msgspec", "aiohttp", "multidict", "yarl", "prometheus_client")
+    ),
     "kvbelay.vllm": Room(
         ("kvbelay.core", "kvbelay.errors", "kvbelay.link", "kvbelay.net.endpoint"),
         ("msgspec", "vllm", "torch", "prometheus_client"),
     ),
-    "kvbelay.cli": Room((ANY,), ("msgspec", "click", "rich", "matplotlib", "numpy", "tomli")),
+    "kvbelay.cli": Room((ANY,), ("msgspec", "click", "rich", "matplotlib", "numpy", "tomli", "uvloop")),
     "kvbelay.cli.bench.hosted": Room((ANY,), ("msgspec", "vllm", "torch")),
 }
 """The longest prefix counts. Each module or folder of ``connectors`` is a room of its own; the package's own
