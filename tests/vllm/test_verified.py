@@ -122,11 +122,11 @@ def damaged(engine: Engine, how: str) -> str:
     load = {"nothing": Load(copy=None, reports=(1,)), "overwritten": Load(copy=0, garbage=(1,), reports=(1,))}
     scripts(r0=load.get(how, Load()))
     params = offered(engine, 0)
-    if how == "a bit":
+    if how == "a-bit":
         flip(0, 30)
-    elif how == "the last bit":
+    elif how == "the-last-bit":
         flip(0, 0)
-    elif how == "another prompt":
+    elif how == "another-prompt":
         offered(engine, 1)
         another(0, 1)
     engine.add("r0", 0, params=params)
@@ -141,17 +141,34 @@ def damaged(engine: Engine, how: str) -> str:
 
 
 @pytest.mark.parametrize("which", MODES)
-@pytest.mark.parametrize("how", ["nothing", "overwritten", "a bit", "another prompt", "the last bit"])
+@pytest.mark.parametrize("how", ["nothing", "overwritten", "a-bit", "another-prompt", "the-last-bit"])
 def test_damage_is_found(standing: Engines, which: str, how: str) -> None:
     """Whatever else stands in the blocks than what was offered: the request is computed, and the cause is told."""
     verdict = prove(standing, which, damaged, HOLDS, spec(), how=how)
     assert "(x: CorruptData: block 0 of" in verdict.facts or "(x: CorruptData: block 1 of" in verdict.facts
 
 
-@pytest.mark.parametrize("how", ["nothing", "overwritten", "a bit", "another prompt"])
+@pytest.mark.parametrize("how", ["nothing", "overwritten", "a-bit", "another-prompt"])
 def test_stock_answers_wrongly(standing: Engines, how: str) -> None:
     """The same loads below vLLM's own class give another text, with all signs of success."""
     prove(standing, "stock", damaged, Stock("wrong"), spec(), how=how)
+
+
+def said_twice(engine: Engine) -> None:
+    """Child x says again and again that it has loaded what is not what was offered."""
+    scripts(r0=Load(copy=None, reports=tuple(range(1, 100))))
+    params = offered(engine, 0)
+    engine.add("r0", 0, params=params)
+    engine.finish("r0")
+    engine.right()
+    engine.served("r0", "x", 0)
+    busy(engine, lambda: verified(result="different") >= 1)
+    let_go(engine)
+
+
+def test_said_twice(standing: Engines) -> None:
+    """While a load is hashed, further words of its end change nothing."""
+    prove(standing, "guard", said_twice, HOLDS, spec())
 
 
 def guard_of(engine: Engine) -> Any:

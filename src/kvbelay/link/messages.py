@@ -51,7 +51,9 @@ class Offer(Message, frozen=True, tag=34):
     digests: Annotated[
         tuple[Annotated[bytes, msgspec.Meta(max_length=MAX_DIGESTS_NBYTES)], ...], msgspec.Meta(max_length=MAX_GROUPS)
     ]
-    """For each KV cache group the digests of its blocks, the first block's first; see `packed`."""
+    """For each KV cache group a number that both sides' digests have in common, then the digests of its blocks, the
+    first block's first; see `packed`.
+    """
     forms: Annotated[tuple[Text, ...], msgspec.Meta(max_length=MAX_GROUPS)]
     """For each group what both sides' digests have to have in common to be compared."""
     unverified: Text = ""

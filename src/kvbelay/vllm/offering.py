@@ -117,7 +117,7 @@ class Offering:
         del self._read[request_id]
         tokens = int(offered.request.num_prompt_tokens)
         digests = [
-            [0] * (run.first // shape.block_tokens) + list(group)
+            [*group[:1], *[0] * (run.first // shape.block_tokens), *group[1:]]
             for run, shape, group in zip(reading.runs, self._shapes, sums.groups, strict=False)
         ]
         self._links.offers.publish(request_id, tokens, sums.forms, digests, sums.unverified)

@@ -69,7 +69,7 @@ class Reader:
         if mark is not None:
             mark.synchronize()
         groups = [
-            tuple(hasher.digests(group, run.blocks, run.first, run.tokens)) if run.blocks else ()
+            (hasher.coverage(group), *hasher.digests(group, run.blocks, run.first, run.tokens)) if run.blocks else ()
             for group, run in enumerate(reading.runs)
         ]
         return Sums(1, tuple(groups), tuple(hasher.form(group) for group in range(len(groups))))

@@ -34,7 +34,9 @@ class Reading(msgspec.Struct, frozen=True):
 
 
 class Sums(msgspec.Struct, frozen=True):
-    """The digests of a reading's blocks by group, added up over so many ranks."""
+    """What was hashed for a reading by group, added up over so many ranks: first the coverage (`digest.Hasher`), then
+    the blocks' digests; nothing of a run without blocks.
+    """
 
     ranks: int
     groups: tuple[tuple[int, ...], ...] = ()
@@ -78,8 +80,11 @@ def difference(reading: Reading, sums: Sums, offer: Offer, shapes: Sequence[Shap
         return errors.UnverifiableLayout(unverified)
     unknown = False
     for group, (run, shape) in enumerate(zip(reading.runs, shapes, strict=True)):
-        theirs, size = unpacked(offer.digests[group]), shape.block_tokens
-        for at, digest in enumerate(sums.groups[group], run.first // size):
+        (theirs_cover, *theirs), (cover, *mine) = unpacked(offer.digests[group]) or [0], sums.groups[group] or (0,)
+        if mine and cover != theirs_cover:
+            return errors.UnverifiableLayout("the two engines hash other layers or heads, or a rank's share is missing")
+        size = shape.block_tokens
+        for at, digest in enumerate(mine, run.first // size):
             known = at < len(theirs) and theirs[at] != 0
             if not known or min(offer.tokens, (at + 1) * size) != min(run.first + run.tokens, (at + 1) * size):
                 unknown = True
