@@ -139,7 +139,7 @@ class _Group:
             keys += [signed(seed + head * GOLDEN) for head in range(layout.first_head, layout.first_head + heads)]
         named = mixed(torch.tensor(keys, dtype=torch.int64))
         self._keys = named.to(self._device)
-        self.coverage = sum(named.tolist()) & MASK
+        self.coverage: int = sum(named.tolist()) & MASK
 
     def pieces(self, blocks: Sequence[int], first_token: int, tokens: int) -> Generator[None, None, list[int]]:
         """See `Hasher.pieces`."""
