@@ -21,6 +21,7 @@ from vllm.v1.kv_cache_interface import (
 )
 
 from kvbelay.errors import UnverifiableLayout
+from kvbelay.vllm import host
 from kvbelay.vllm.digest import Hasher
 from kvbelay.vllm.layouts import Layout, Share, group_layouts, layer_layout
 from vllm import _custom_ops as ops
@@ -108,6 +109,7 @@ UNKNOWN: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "no tensor": ([CACHE, CACHE], spec(CACHE), {}),
     "does not fit its": (CACHE[..., :60], spec(CACHE), {}),
     "for 2 blocks": (CACHE, spec(CACHE), {"blocks": 2}),
+    "for 0 blocks": (CACHE, spec(CACHE), {"blocks": 0}),
     "for 5 blocks": (CACHE, spec(CACHE), {"blocks": 5}),
     "torch.float64": (CACHE.double(), spec(CACHE), {}),
     "cannot be read in words": (
@@ -210,6 +212,13 @@ def test_heads_of_a_rank() -> None:
     for heads in (4, 9):
         (refusal,) = group_layouts({"a": CACHE}, *engine({"a": spec(CACHE)}, ranks=4, rank=3, heads=heads))
         assert isinstance(refusal, UnverifiableLayout)
+
+
+def test_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another version keeps where has to be looked at first."""
+    monkeypatch.setattr(host, "version", lambda: "0.33.0")
+    (refusal,) = group_layouts({"a": CACHE}, *engine({"a": spec(CACHE)}))
+    assert "0.33.0" in str(refusal)
 
 
 @pytest.mark.parametrize(("caches", "dcp", "what"), [({}, 1, "not known on this rank"), ({"a": CACHE}, 2, "context")])
