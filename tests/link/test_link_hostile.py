@@ -100,10 +100,10 @@ def test_hostile_callers(rig: Any, raw: Any, soon: Any, case: str) -> None:
 
 
 def test_other_versions_are_told_ours(rig: Any, raw: Any) -> None:
-    """A caller of another version hears which one this side speaks."""
+    """A caller of another version hears which one this side speaks, and nothing else."""
     prefill = rig.engine("prefill")
     for case in ("another version of the frames", "another version of the link"):
-        answer = said(raw(prefill.source.endpoint), NOISE[case])
+        answer = said(raw(prefill.source.endpoint), NOISE[case] + encode(Want("r")))
         assert HEADER.unpack(answer[: HEADER.size])[:2] == (MAGIC, FRAMES)
         assert msgspec.msgpack.decode(answer[HEADER.size :], type=Hello).version == VERSION
 

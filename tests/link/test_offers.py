@@ -7,7 +7,7 @@ from collections import defaultdict
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -259,6 +259,4 @@ def _digests(entry: Any) -> tuple[bytes, ...]:
 
 
 TestOffers = OffersAgainstAModel.TestCase
-TestOffers.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+TestOffers.settings = settings(max_examples=100, stateful_step_count=40, deadline=None, derandomize=True, database=None)
