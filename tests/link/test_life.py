@@ -185,6 +185,23 @@ def test_no_descriptor_to_spare(rig: Any, monkeypatch: pytest.MonkeyPatch) -> No
     assert decode.events(Died) == []
 
 
+def test_no_thread_to_spare(rig: Any, caplog: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the system gives no thread, a source cannot be called for now, and is later."""
+    prefill, decode = rig.engine("prefill"), rig.engine("decode")
+    prefill.offer("r")
+    with monkeypatch.context() as full:
+        full.setattr("kvbelay.link.links.Caller", _refuse)
+        decode.links.want(prefill.source, "r")
+    assert decode.links.state(prefill.source)[0] is State.DOWN
+    assert "can't start new thread" in caplog.text
+    decode.links.want(prefill.source, "r")
+    assert isinstance(decode.answer("r"), Offer)
+
+
+def _refuse(*_: Any, **__: Any) -> None:
+    raise RuntimeError("can't start new thread")
+
+
 def _fails_once(real: Any) -> Any:
     left = [OSError(24, "Too many open files")]
 

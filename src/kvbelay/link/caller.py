@@ -79,17 +79,11 @@ class Caller:
     def want(self, request: str) -> None:
         """Ask for an offer, now and after each interruption, until `ended`."""
         with self._lock:
-            if self.state is State.DEAD:
-                self._tell(Died(self.source, self.cause))
-                return
-            first = not self._wanted
-            if self.state is State.DOWN and first:
-                self.state = State.CALLING  # nobody has tried of late
-            self._wanted[request] = None
-            if self._line is not None:
-                self._line.put(Want(request))
-            if first:
-                self._wake.set()
+            dead = self.state is State.DEAD
+            if not dead:
+                self._want(request)
+        if dead:
+            self._tell(Died(self.source, self.cause))
 
     def ended(self, request: str, kind: str, cause: str) -> None:
         """Nothing more is wanted of that offer."""
@@ -113,6 +107,16 @@ class Caller:
     def join(self, seconds: float) -> None:
         """Wait until its thread has ended."""
         self._thread.join(seconds)
+
+    def _want(self, request: str) -> None:
+        first = not self._wanted
+        if self.state is State.DOWN and first:
+            self.state = State.CALLING  # nobody has tried of late
+        self._wanted[request] = None
+        if self._line is not None:
+            self._line.put(Want(request))
+        if first:
+            self._wake.set()
 
     def _run(self) -> None:
         pauses = _Pauses()
@@ -173,7 +177,7 @@ class Caller:
             self.state, self.cause = State.DEAD, cause
             self._wanted.clear()
             self._unsaid.clear()
-            self._tell(Died(self.source, cause))
+        self._tell(Died(self.source, cause))
 
 
 class _Pauses:

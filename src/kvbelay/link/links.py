@@ -130,7 +130,11 @@ class Links:
             leaving = self._callers.pop(idle)
             leaving.close()
             self._leaving.append(leaving)
-        return Caller(source, life, hello=self._hello, trust=self._trust, tell=self._tell)
+        try:
+            return Caller(source, life, hello=self._hello, trust=self._trust, tell=self._tell)
+        except RuntimeError as exc:  # the system has no thread to give
+            self._warn(source, "kvbelay: an engine that has offered KV is not called: %s", exc)
+            return None
 
     def _tell(self, event: Event) -> None:
         key: tuple[object, ...]
