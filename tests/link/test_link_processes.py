@@ -150,10 +150,10 @@ def test_who_was_cut_off_still_loads(rig: Any, soon: Any) -> None:
     prefill.cut()
     soon(lambda: len(other.events("Offer")) == 2)
     other.say("ended", prefill.source, "r", "Cancelled", "")
-    soon(lambda: len(prefill.claims("r")) == 1)
+    soon(lambda: prefill.claims("r") == {frozen.source.incarnation})
     assert prefill.freed() == []
     frozen.kill()
-    soon(prefill.freed)
+    soon(lambda: prefill.freed() == [("r", "frozen")])
 
 
 @pytest.mark.parametrize("near", [True, False])
