@@ -52,7 +52,7 @@ class Engine:
 
     def offer(self, request: str, digests: tuple[tuple[int, ...], ...] = ((1, 2),), lease_s: float = 60.0) -> None:
         self.links.offers.promise(request, lease_s)
-        self.links.offers.publish(request, 32, [16] * len(digests), digests, "" if digests else "it is a test")
+        self.links.offers.publish(request, 32, ["half"] * len(digests), digests, "" if digests else "it is a test")
 
     def all(self) -> list[Event]:
         self.heard += self.links.take()
@@ -112,7 +112,7 @@ class Other:
 
     def offer(self, request: str, lease_s: float = 60.0) -> None:
         self.say("promise", request, lease_s)
-        self.say("publish", request, 32, [16], [[1, 2]], "")
+        self.say("publish", request, 32, ["half"], [[1, 2]], "")
 
     def signal(self, number: int) -> None:
         os.kill(self.process.pid, number)

@@ -23,11 +23,11 @@ def test_an_offer(rig: Any) -> None:
     """What was published arrives as it was: digests, sizes, and what is left of the lease."""
     prefill, decode = rig.engine("prefill"), rig.engine("decode")
     prefill.links.offers.promise("r", 60.0)
-    prefill.links.offers.publish("r", 40, (16, 32), ((1, TOP, 0), (7,)), "")
+    prefill.links.offers.publish("r", 40, ("half", "whole"), ((1, TOP, 0), (7,)), "")
     decode.links.want(prefill.source, "r")
     answer = decode.answer("r")
     assert [list(unpacked(words)) for words in answer.digests] == [[1, TOP, 0], [7]]
-    assert (answer.request, answer.tokens, answer.block_tokens, answer.unverified) == ("r", 40, (16, 32), "")
+    assert (answer.request, answer.tokens, answer.forms, answer.unverified) == ("r", 40, ("half", "whole"), "")
     assert 0 < answer.lease_s <= 60
     assert decode.links.state(prefill.source)[0] is State.UP
     assert [event.source for event in decode.events(Told)] == [prefill.source]
@@ -127,14 +127,14 @@ def test_names_that_cannot_be_said(rig: Any, request_id: str) -> None:
 def test_the_longest_offer(rig: Any) -> None:
     """As many digests as are told fit into one message, whatever the groups; more of them are told as none."""
     prefill, decode = rig.engine("prefill"), rig.engine("decode")
-    groups = [list(range(61_440))] * 2
+    groups = [list(range(1_792))] * 64
     prefill.links.offers.promise("x" * MAX_NAME, 60.0)
-    prefill.links.offers.publish("x" * MAX_NAME, 1 << 20, (16, 16), groups, "")
-    prefill.offer("more", tuple(map(tuple, [*groups, [1]])))
+    prefill.links.offers.publish("x" * MAX_NAME, 1 << 20, ["\U0010ffff" * 1000] * 64, groups, "")
+    prefill.offer("more", tuple(map(tuple, [*groups[1:], list(range(1_793))])))
     prefill.offer("groups", ((1,),) * 65)
     for request in ("x" * MAX_NAME, "more", "groups"):
         decode.links.want(prefill.source, request)
-    assert [len(words) for words in decode.answer("x" * MAX_NAME).digests] == [491_520] * 2
+    assert [len(words) for words in decode.answer("x" * MAX_NAME).digests] == [14_336] * 64
     for request in ("more", "groups"):
         assert decode.answer(request).digests == ()
         assert decode.answer(request).unverified == "it has more blocks than are told"

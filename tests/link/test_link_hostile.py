@@ -38,7 +38,7 @@ def packed(*values: Any) -> bytes:
 
 
 HELLO = encode(Hello(VERSION, "hostile", 7, ""))
-OFFER = [34, "r", 1.0, 16, [b"\0" * 8], [16], ""]
+OFFER = [34, "r", 1.0, 16, [b"\0" * 8], ["half"], ""]
 NOISE: dict[str, bytes] = {
     "nothing of the protocol": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
     "noise": bytes(range(255, -1, -1)) * 9,
@@ -65,8 +65,8 @@ NOISE: dict[str, bytes] = {
     "a request of stream": HELLO + encode(Ping()),
     "a lease that is no number": HELLO + packed(34, "r", float("nan"), *OFFER[3:]),
     "a lease in the past": HELLO + packed(34, "r", -1.0, *OFFER[3:]),
-    "too many digests": HELLO + packed(*OFFER[:4], [b"\0" * (15 * 65536 + 8)], [16], ""),
-    "too many groups": HELLO + packed(*OFFER[:4], [b""] * 65, [16] * 65, ""),
+    "too many digests": HELLO + packed(*OFFER[:4], [b"\0" * (14 * 65536 + 8)], ["half"], ""),
+    "too many groups": HELLO + packed(*OFFER[:4], [b""] * 65, [""] * 65, ""),
 }
 
 
@@ -180,13 +180,13 @@ def test_hostile_sources(rig: Any, soon: Any, impostor: Impostors, case: str) ->
     assert decode.all() == []
 
 
-def test_groups_without_a_size(rig: Any, soon: Any, impostor: Impostors) -> None:
+def test_groups_without_a_form(rig: Any, soon: Any, impostor: Impostors) -> None:
     """An offer whose parts contradict each other is none."""
     decode = rig.engine("decode")
-    hostile = impostor(partial(says, HELLO + packed(*OFFER[:5], [16, 16], "")))
+    hostile = impostor(partial(says, HELLO + packed(*OFFER[:5], ["half", "half"], "")))
     decode.links.want(hostile.source, "r")
     soon(lambda: decode.links.state(hostile.source)[0] is State.DOWN)
-    assert "1 groups of digests for 2" in decode.links.state(hostile.source)[1]
+    assert "1 groups of digests in 2 forms" in decode.links.state(hostile.source)[1]
     assert decode.all() == []
 
 
@@ -282,7 +282,7 @@ def test_an_outbox_is_bounded(rig: Any, raw: Any, soon: Any, monkeypatch: pytest
         prefill.links.offers.withdraw("big", "CorruptData", "x" * 400)
         prefill.offer("big", (tuple(range(100_000)),))
         prefill.links.offers._entries["big"].waiting.add(7)
-        prefill.links.offers.publish("big", 16, (16,), (range(100_000),), "")
+        prefill.links.offers.publish("big", 16, ("half",), (range(100_000),), "")
     soon(lambda: not len(prefill.links._clients))
 
 

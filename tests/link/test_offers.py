@@ -45,7 +45,7 @@ def line() -> Any:
 
 def offered(offers: Offers, request: str, lease_s: float = 60.0, words: int = 1) -> None:
     offers.promise(request, lease_s)
-    offers.publish(request, 16 * words, (16,), (range(words),), "")
+    offers.publish(request, 16 * words, ("half",), (range(words),), "")
 
 
 def test_leases(clock: list[float], line: Any) -> None:
@@ -86,7 +86,7 @@ def test_limits(line: Any) -> None:
     offered(offers, "large", words=11)
     assert len(offers) == 0
     assert offers._nbytes == 0
-    offers.publish("large", 16, (16,), (range(5),), "")
+    offers.publish("large", 16, ("half",), (range(5),), "")
     offers.free("large")
     offers.withdraw("large", "PeerFailed", "")
     assert len(offers) == 0
@@ -97,6 +97,16 @@ def test_odd_leases() -> None:
     offers = Offers()
     offers.promise("r", -1.0)
     assert len(offers) == 0
+
+
+def test_digests_of_no_form(line: Any) -> None:
+    """Digests of which not each has a form are told as none: the other side would cut the link."""
+    offers = Offers()
+    offers.promise("r", 60.0)
+    offers.publish("r", 16, ("half",), ((1,), (2,)))
+    offers.want(line, "r")
+    assert (line.got[0].digests, line.got[0].forms) == ((), ())
+    assert line.got[0].unverified == "nobody knows the form of its digests"
 
 
 def test_promised_again(line: Any) -> None:
@@ -161,7 +171,7 @@ class OffersAgainstAModel(RuleBasedStateMachine):
             message: Offer | Gone = Gone(request, "PeerFailed", entry.gone)
             if not entry.gone and entry.digests is not None:
                 left_s = 0.0 if entry.freed else max(0.0, entry.until - self.now)
-                message = Offer(request, left_s, 16, (bytes(8 * len(entry.digests)),), (16,))
+                message = Offer(request, left_s, 16, (bytes(8 * len(entry.digests)),), ("half",))
             self.expected[engine, entry.claims[engine]].append(message)
         entry.waiting = set()
 
@@ -193,7 +203,7 @@ class OffersAgainstAModel(RuleBasedStateMachine):
             self._answer(request, entry)
             while sum(8 * len(known.digests or ()) for known in self.model.values()) > MOST_NBYTES:
                 self._forget_first()
-        self._at(self.offers.publish, request, 16, (16,), ((0,) * blocks,), "")
+        self._at(self.offers.publish, request, 16, ("half",), ((0,) * blocks,), "")
 
     @rule(request=st.sampled_from(REQUESTS))
     def free(self, request: str) -> None:

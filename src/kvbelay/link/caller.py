@@ -162,8 +162,8 @@ class Caller:
                 self._line = None
 
     def _take(self, said: Said) -> None:
-        if isinstance(said, Offer) and len(said.digests) != len(said.block_tokens):
-            msg = f"{self._life.address} offers {len(said.digests)} groups of digests for {len(said.block_tokens)}"
+        if isinstance(said, Offer) and len(said.digests) != len(said.forms):
+            msg = f"{self._life.address} offers {len(said.digests)} groups of digests in {len(said.forms)} forms"
             raise ProtocolViolation(msg)
         if isinstance(said, Offer | Gone) and said.request in self._wanted:
             self._tell(Told(self.source, said))

@@ -17,8 +17,8 @@ VERSION = 1
 MAX_NAME = 512
 MAX_KIND = 64
 MAX_GROUPS = 64
-MAX_DIGESTS_NBYTES = 15 << 16
-"""Of all KV cache groups together, 122,880 blocks: with all else that is said of an offer they fit into one message."""
+MAX_DIGESTS_NBYTES = 14 << 16
+"""Of all KV cache groups together, 114,688 blocks: with all else that is said of an offer they fit into one message."""
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
 """What Python's text can hold, and no encoding can."""
@@ -59,8 +59,8 @@ class Offer(Message, frozen=True, tag=34):
         tuple[Annotated[bytes, msgspec.Meta(max_length=MAX_DIGESTS_NBYTES)], ...], msgspec.Meta(max_length=MAX_GROUPS)
     ]
     """For each KV cache group the digests of its blocks, the first block's first; see `packed`."""
-    block_tokens: Annotated[tuple[Number, ...], msgspec.Meta(max_length=MAX_GROUPS)]
-    """For each group the tokens of a block."""
+    forms: Annotated[tuple[Text, ...], msgspec.Meta(max_length=MAX_GROUPS)]
+    """For each group what both sides' digests have to have in common to be compared."""
     unverified: Text = ""
     """Why there are no digests."""
 

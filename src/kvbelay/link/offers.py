@@ -68,19 +68,21 @@ class Offers:
                 self._forget_first()
 
     def publish(
-        self, request: str, tokens: int, block_tokens: Sequence[int], digests: Sequence[Sequence[int]], unverified: str
+        self, request: str, tokens: int, forms: Sequence[str], digests: Sequence[Sequence[int]], unverified: str = ""
     ) -> None:
         """The digests of its blocks by KV cache group, or why there are none. Whoever has asked is answered."""
         words = tuple(packed(group) for group in digests)
         if len(words) > MAX_GROUPS or sum(map(len, words)) > MAX_DIGESTS_NBYTES:
             words, unverified = (), "it has more blocks than are told"
-        sizes = tuple(block_tokens) if words else ()
+        told = tuple(clipped(form) for form in forms) if words else ()
+        if len(told) != len(words):
+            told, words, unverified = (), (), "nobody knows the form of its digests"
         with self._lock:
             entry = self._entries.get(request)
             if entry is None:
                 return
             self._nbytes -= entry.nbytes
-            entry.offer = Offer(request, 0.0, tokens, words, sizes, clipped(unverified))
+            entry.offer = Offer(request, 0.0, tokens, words, told, clipped(unverified))
             self._nbytes += entry.nbytes
             self._answer(entry)
             while self._nbytes > self._most_nbytes:

@@ -30,7 +30,7 @@ HELLOS = (
 )
 SAYINGS = (
     Want("cmpl-1"),
-    Offer("cmpl-1", 29.5, 40, (packed([1, (1 << 64) - 1]), b""), (16, 32)),
+    Offer("cmpl-1", 29.5, 40, (packed([1, (1 << 64) - 1]), b""), ("half", "whole")),
     Offer("cmpl-2", 0.0, 0, (), (), "nobody knows its layout"),
     Gone("cmpl-3"),
     Gone("cmpl-4", "CorruptData", "the digests differ"),
@@ -45,7 +45,7 @@ def _take_conversation(data: bytes) -> None:
     offers, told = Offers(), list[Event]()
     for request in ("cmpl-1", "cmpl-2", "cmpl-3"):
         offers.promise(request, 60.0)
-    offers.publish("cmpl-1", 32, (16,), ((1, 2),), "")
+    offers.publish("cmpl-1", 32, ("half",), ((1, 2),), "")
     offers.withdraw("cmpl-2", "PeerFailed", "no")
     closed = threading.Event()
     ours, theirs = socket.socketpair()
