@@ -18,7 +18,7 @@ MAX_NAME = 512
 MAX_KIND = 64
 MAX_GROUPS = 64
 MAX_DIGESTS_NBYTES = 14 << 16
-"""Of all KV cache groups together, 114,688 blocks: with all else that is said of an offer they fit into one message."""
+"""Of all KV cache groups together, some 114,000 blocks: with all else that is said of an offer they fit into one message."""
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
 """What Python's text can hold, and no encoding can."""
@@ -58,7 +58,9 @@ class Offer(Message, frozen=True, tag=34):
     digests: Annotated[
         tuple[Annotated[bytes, msgspec.Meta(max_length=MAX_DIGESTS_NBYTES)], ...], msgspec.Meta(max_length=MAX_GROUPS)
     ]
-    """For each KV cache group the digests of its blocks, the first block's first; see `packed`."""
+    """For each KV cache group a number that both sides' digests have in common, then the digests of its blocks, the
+    first block's first; see `packed`.
+    """
     forms: Annotated[tuple[Text, ...], msgspec.Meta(max_length=MAX_GROUPS)]
     """For each group what both sides' digests have to have in common to be compared."""
     unverified: Text = ""
