@@ -18,7 +18,7 @@ MAX_NAME = 512
 MAX_KIND = 64
 MAX_GROUPS = 64
 MAX_DIGESTS_NBYTES = 14 << 16
-"""Of all KV cache groups together, some 114,000 blocks: with all else that an offer says they fit into one message."""
+"""Of all KV cache groups together, some 114,000 blocks: with all else that is said of an offer they fit a message."""
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
 """What Python's text can hold, and no encoding can."""
