@@ -382,7 +382,7 @@ class Desk:
 
     def _learn(self, meta: GuardWorkerMetadata, now: float) -> None:
         """What the ranks have to say of the children."""
-        self.liaison.learned(meta.sums)
+        self.liaison.learned(meta)
         for name, cause in meta.unavailable.items():
             if name in self.staff:
                 self.out_of_service(self.staff[name], cause)
