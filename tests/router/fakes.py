@@ -22,6 +22,8 @@ WORDS = [" The", " harbour", " sleeps"]
 TEXT = "".join(WORDS)
 USAGE = {"prompt_tokens": 85, "completion_tokens": 3, "total_tokens": 88}
 SLOW_PROBES = Health(interval_s=3600)
+TOUCHY = Health(interval_s=3600, open_after=1)
+"""One failure opens an instance's circuit."""
 LIMIT_S = 30.0
 """Longest run of one test's loop."""
 
