@@ -88,8 +88,9 @@ def test_a_wedged_engine(metrics: str | None, caplog: pytest.LogCaptureFixture) 
             await asyncio.sleep(0.001)
             await probe.probe(STALLED)
             assert not the_peer(up).up
-            response, _ = await waiting
+            response, answer = await waiting
             assert response.status == 503
+            assert b"no decode instance is available: d1 is down: it answers, but generates nothing" in answer
             async with up.client.get(up.url + "/ready") as ready:
                 assert ready.status == 503
                 (said,) = (await ready.json())["peers"]
@@ -147,7 +148,7 @@ def test_down_and_up() -> None:
     run(main())
 
 
-def test_a_dead_instance_at_the_start() -> None:
+def test_a_dead_instance_at_the_start(caplog: pytest.LogCaptureFixture) -> None:
     """An instance that is not there when the router starts gets no request, and is served when it has come."""
 
     async def main() -> None:
@@ -164,6 +165,7 @@ def test_a_dead_instance_at_the_start() -> None:
         async with rig([p], [d], health=Health(interval_s=0.05)) as up:
             response, _ = await up.post({"prompt": LONG})
             assert response.headers["x-kvbelay-path"] == "prefill=none;decode=d1;fallback=recompute;attempts=1"
+            assert 'first_cause="p1 is down: p1 cannot be reached: connection refused"' in caplog.text
             await come(port)
             await up.until('kvbelay_router_peer_up{peer="p1",role="prefill"}', 1)
             response, _ = await up.post({"prompt": LONG})

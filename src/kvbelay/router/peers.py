@@ -56,6 +56,7 @@ class Peer:
         self._changed = changed
         self._up_since = float("-inf")
         self._in_a_row = 0
+        self._last = ""
         self._retry_at = float("-inf")
         self._pauses = _pauses(health)
         self._circuit = Circuit(self._pauses)
@@ -112,6 +113,12 @@ class Peer:
         """They were taken, and it never heard of the request."""
         self._budget.give_back(tokens)
 
+    def why_not(self, now: float) -> str:
+        """Why it is not asked; empty if it is."""
+        if not self.up:
+            return f"{self.name} is down: {self.cause}"
+        return "" if self._circuit.admits(now) else f"{self.name} has failed too often of late: {self._last}"
+
     def begin(self, tokens: int, now: float) -> None:
         """A call begins."""
         self._circuit.admit(now)
@@ -132,7 +139,9 @@ class Peer:
                 self._changed(self, "its circuit is closed again: a call succeeded")
 
     def failed(self, now: float, error: KvbelayError) -> None:
-        """It did not, or with an error of its own."""
+        """It did not, or with an error of its own. Of one that is down that is no news."""
+        if not self.up:
+            return
         self._in_a_row += 1
         was = self._circuit.state(now)
         if was is CircuitState.CLOSED and self._in_a_row < self._open_after:
@@ -140,6 +149,7 @@ class Peer:
         self._circuit.failed(now)
         if was is not CircuitState.OPEN and self._circuit.state(now) is CircuitState.OPEN:
             self._retry_at = now + self._pauses.pause_s
+            self._last = error.what
             if was is CircuitState.CLOSED:
                 self._changed(self, f"its circuit is open after {self._in_a_row} failures in a row, the last: {error}")
 
@@ -208,6 +218,10 @@ class Fleet:
     def all(self) -> list[Peer]:
         """Everyone who may be asked."""
         return [*self.peers[Role.PREFILL].values(), *self.peers[Role.DECODE].values()]
+
+    def why_not(self, role: Role, now: float) -> str:
+        """Why those of a role are not asked; empty if all are."""
+        return ", ".join(filter(None, (peer.why_not(now) for peer in self.peers[role].values())))
 
     def seen(self, role: Role, now: float, key: bytes, tokens: int) -> list[Seen]:
         """All of a role, for a request."""

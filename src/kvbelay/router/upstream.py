@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import io
+import os
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
@@ -76,8 +77,8 @@ def in_our_words(peer: Peer) -> Iterator[None]:
 
 
 def _said(exc: BaseException) -> str:
-    reason = getattr(exc, "os_error", None)
-    return (getattr(reason, "strerror", None) or "the connection timed out") if reason else "the connection timed out"
+    number = getattr(exc, "errno", None)
+    return os.strerror(number).lower() if number else "the connection timed out"
 
 
 class Call:
