@@ -157,15 +157,13 @@ class Peer:
         """It was not let finish."""
         self._circuit.abandoned()
 
-    def went_down(self, cause: str) -> None:
-        """Its probes fail. Calls that wait for it end."""
-        if not self.up:
-            self.cause = cause
-            return
-        self.up, self.cause = False, cause
-        for watch in tuple(self.watches):
+    def went_down(self, cause: str, *, end: bool) -> None:
+        """Its probes fail. With ``end`` the calls that wait for it end."""
+        was, self.up, self.cause = self.up, False, cause
+        if was:
+            self._changed(self, f"is down: {cause}")
+        for watch in tuple(self.watches) if end else ():
             watch.end(PeerLost(f"{self.name} is down: {cause}"))
-        self._changed(self, f"is down: {cause}")
 
     def came_up(self, now: float) -> None:
         """Its probes succeed again: it gets its weight little by little."""
@@ -218,6 +216,15 @@ class Fleet:
     def all(self) -> list[Peer]:
         """Everyone who may be asked."""
         return [*self.peers[Role.PREFILL].values(), *self.peers[Role.DECODE].values()]
+
+    def went_down(self, peer: Peer, cause: str, *, answers: bool) -> None:
+        """An instance's probes fail; ``answers``: it answers, and makes no progress.
+
+        Its calls end, so that others take them. They may go on waiting for one that still answers if nobody else could
+        take them: an engine may compile something for longer than anyone expects.
+        """
+        others = any(other.up for other in self.peers[peer.role].values() if other is not peer)
+        peer.went_down(cause, end=not answers or others or peer.role is Role.PREFILL)
 
     def why_not(self, role: Role, now: float) -> str:
         """Why those of a role are not asked; empty if all are."""
