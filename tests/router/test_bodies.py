@@ -165,7 +165,7 @@ def test_what_is_held_has_a_limit() -> None:
 def test_an_error_before_and_after() -> None:
     """An error before the first token is the instance's failure; one after it is passed on and remembered."""
     error = b'data: {"error": {"message": "the prompt", "code": 500}}\n\n'
-    with pytest.raises(PeerFailed, match="d1 has sent an error .* .code 500.") as caught:
+    with pytest.raises(PeerFailed, match=r"d1 has sent an error .* .code 500.") as caught:
         Events("d1", LIMIT).feed(ROLE + error)
     assert "the prompt" not in str(caught.value)
     events = Events("d1", LIMIT)

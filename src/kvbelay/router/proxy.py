@@ -82,7 +82,7 @@ class Journey:
         now, asked, fleet = self._loop.time(), self._asked, self._fleet
         return plan.decide(
             self._tried,
-            [] if asked.direct else fleet.seen(Role.PREFILL, now, self._key, asked.tokens),
+            [] if asked.direct or self._tried.prefilled else fleet.seen(Role.PREFILL, now, self._key, asked.tokens),
             fleet.seen(Role.DECODE, now, self._key, asked.tokens),
             fleet.config.routing,
             now,
