@@ -27,6 +27,7 @@ bench: $(VENV)/installed ## Measure what it costs, into bench-results/
 	mkdir -p bench-results
 	$(BIN)/kvbelay bench ledger --json bench-results/ledger.json --plot bench-results/ledger.svg
 	$(BIN)/kvbelay bench transfer --json bench-results/transfer.json --plot bench-results/transfer.svg
+	$(BIN)/kvbelay bench router --json bench-results/router.json
 
 bench-guard: $(VLLM)/installed ## Measure the vLLM guard against vLLM's own class
 	mkdir -p bench-results

@@ -185,8 +185,8 @@ def bench_router(*, check: bool, json_path: Path | None, seed: int) -> None:
 
     Small answers, first one after another on one connection, then 32 at once: straight to an engine, through nginx,
     through the router to a decode engine alone, and through the router to a prefill and a decode engine. Requests a
-    second of a core are those of the processor time that the router's (nginx') process has used, so that they do not
-    depend on what else runs. Then the router's memory: over 10,000 requests and with 200 streams open, or, with
+    second of a core are those of the processor time that the router's (nginx') process has used, in the least disturbed
+    round. Then the router's memory: over 10,000 requests and with 200 streams open, or, with
     --check, over 100,000 and with 1,000. Takes a quarter of a minute, with --check some two minutes.
     """
     from kvbelay.cli.bench.routed import measure  # noqa: PLC0415  # its processes need the extra
