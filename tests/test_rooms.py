@@ -41,6 +41,10 @@ ROOMS = {
     "kvbelay.reference": Room(
         ("kvbelay.core", "kvbelay.errors", "kvbelay.runtime"), ("msgspec", "numpy", "gguf", "tokenizers")
     ),
+    "kvbelay.serve": Room(
+        ("kvbelay.core", "kvbelay.errors", "kvbelay.reference", "kvbelay.runtime"),
+        ("msgspec", "aiohttp", "prometheus_client"),
+    ),
     "kvbelay.vllm": Room(("kvbelay.core", "kvbelay.errors"), ("msgspec", "vllm", "torch", "prometheus_client")),
     "kvbelay.cli": Room((ANY,), ("msgspec", "click", "rich", "matplotlib", "numpy", "tomli")),
     "kvbelay.cli.bench.hosted": Room((ANY,), ("msgspec", "vllm", "torch")),
