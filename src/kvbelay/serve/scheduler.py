@@ -210,7 +210,7 @@ class Scheduler:
                 return
             self._waiting.popleft()
             if job.fetch and not job.cancelled:
-                self._errands.submit(self._fetch, job)
+                self._send(job, self._fetch)
             else:
                 self._turns.append(job)
 
@@ -218,11 +218,18 @@ class Scheduler:
         """Tokens for which the job's table has no room yet."""
         return len(job.tokens) + job.length - len(job.table) * self._cache.block_tokens
 
-    def _fetch(self, job: Job) -> None:
-        """On a thread of its own."""
-        transfer = self._transfer
-        if transfer is None:
-            return
+    def _send(self, job: Job, errand: Callable[[Job, Transfer], None]) -> None:
+        """Do it on a thread of its own."""
+
+        def run() -> None:
+            transfer = self._transfer
+            failure = transfer and call(partial(errand, job, transfer), Where("", "transfer", job.request))
+            if isinstance(failure, Failure):
+                self._end(job, Ended("cancelled", broke=f"the transfer failed: {failure.detail}"))
+
+        self._errands.submit(run)
+
+    def _fetch(self, job: Job, transfer: Transfer) -> None:
         fetched = transfer.fetch(job.request, job.tokens, job.table, job.packed)
         self._metrics.transfers.labels("fetch", fetched.result).inc()
         job.fetch = False
@@ -272,15 +279,11 @@ class Scheduler:
     def _finish(self, job: Job, ended: Ended) -> None:
         self._metrics.tokens.labels("brought").inc(job.brought)
         if job.offer and not job.cancelled:
-            self._errands.submit(self._publish, job, ended)
+            self._send(job, lambda job, transfer: self._publish(job, transfer, ended))
         else:
             self._end(job, ended)
 
-    def _publish(self, job: Job, ended: Ended) -> None:
-        """On a thread of its own."""
-        transfer = self._transfer
-        if transfer is None:
-            return
+    def _publish(self, job: Job, transfer: Transfer, ended: Ended) -> None:
         params = transfer.publish(job.request, job.tokens, job.table)
         self._metrics.transfers.labels("offer", "failed" if params is None else "saved").inc()
         job.table = ()
