@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import os
 import re
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -52,10 +52,10 @@ class Server:
             assert self.process.poll() is None, self.log.read_text()
             try:
                 return self.get("/health")[0] == 200
-            except urllib.error.URLError:
+            except OSError:
                 return False
 
-        until(up)
+        self.until(up)
 
     def kill(self) -> None:
         self.process.kill()
@@ -66,18 +66,13 @@ class Server:
         self.kill()
 
     def get(self, path: str) -> tuple[int, str]:
-        with urllib.request.urlopen(self.url + path, timeout=PATIENCE_S) as response:
-            return response.status, response.read().decode()
+        status, body = self._ask("GET", path)
+        return status, body.decode()
 
     def post(self, path: str, body: bytes) -> tuple[int, dict[str, Any]]:
         """Status and body, also of an error."""
-        request = urllib.request.Request(self.url + path, body)
-        try:
-            with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:
-                return response.status, json.load(response)
-        except urllib.error.HTTPError as exc:
-            with exc:
-                return exc.code, json.load(exc)
+        status, answer = self._ask("POST", path, body)
+        return status, json.loads(answer)
 
     def metric(self, series: str) -> float:
         """A series of ``/metrics``, its labels as they stand there; 0 if there is none."""
@@ -89,22 +84,26 @@ class Server:
         params = more.pop("params", None)
         extra = {"kv_transfer_params": params} if params is not None else {}
         extra |= more.pop("extra", {})
-        return self.client.completions.create(
-            model="tiny", prompt=prompt, max_tokens=tokens, extra_body=extra, **more
-        )
+        return self.client.completions.create(model="tiny", prompt=prompt, max_tokens=tokens, extra_body=extra, **more)
+
+    def _ask(self, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)) as connection:
+            connection.request(method, path, body)
+            response = connection.getresponse()
+            return response.status, response.read()
+
+    @staticmethod
+    def until(holds: Callable[[], bool]) -> None:
+        """Wait for a condition."""
+        ends_at = time.monotonic() + PATIENCE_S
+        while not holds():
+            assert time.monotonic() < ends_at
+            time.sleep(0.02)
 
     def offer(self, prompt: str) -> dict[str, Any]:
         """Have the prompt prefilled; returns what the decode side needs."""
         params: dict[str, Any] = self.complete(prompt, 1, params=OFFER).kv_transfer_params
         return params
-
-
-def until(holds: Callable[[], bool]) -> None:
-    """Wait for a condition."""
-    ends_at = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < ends_at
-        time.sleep(0.02)
 
 
 @cache
@@ -139,13 +138,35 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Se
         server.close()
 
 
+Pair = tuple[Server, Server]
+
+
 @pytest.fixture(scope="module")
-def pair(start: Callable[..., Server]) -> tuple[Server, Server]:
-    """A prefill and a decode server, up."""
-    (port,) = free_ports(1)
-    address = f"tcp://127.0.0.1:{port}"
-    prefill = start("prefill-1", publishes=address)
-    decode = start("decode-1", sources={"prefill-1": address})
-    prefill.wait()
-    decode.wait()
-    return prefill, decode
+def couple(start: Callable[..., Server]) -> Callable[[], Pair]:
+    """Starts a prefill and a decode server."""
+
+    def begin() -> Pair:
+        (port,) = free_ports(1)
+        address = f"tcp://127.0.0.1:{port}"
+        prefill = start("prefill-1", publishes=address)
+        decode = start("decode-1", sources={"prefill-1": address})
+        prefill.wait()
+        decode.wait()
+        return prefill, decode
+
+    return begin
+
+
+@pytest.fixture(scope="module")
+def pair(couple: Callable[[], Pair]) -> Pair:
+    """A prefill and a decode server that stay whole."""
+    return couple()
+
+
+@pytest.fixture
+def frail(couple: Callable[[], Pair]) -> Iterator[Pair]:
+    """A prefill and a decode server to be broken."""
+    servers = couple()
+    yield servers
+    for server in servers:
+        server.close()

@@ -89,7 +89,7 @@ def test_a_short_request_beside_a_long_one(server: Any, alone: Alone) -> None:
         assert server.complete(PROMPT, 4).choices[0].text == alone(PROMPT, 4)
         assert server.metric("running") + server.metric("waiting") <= 1
         assert server.metric("free_blocks") < free
-    _until(lambda: server.metric("free_blocks") == free)
+    server.until(lambda: server.metric("free_blocks") == free)
     assert server.metric('requests_total{end="cancelled"}') == before + 1
 
 
@@ -98,7 +98,7 @@ def test_hanging_up_without_a_stream(server: Any) -> None:
     free, before = server.metric("free_blocks"), server.metric('requests_total{end="cancelled"}')
     with pytest.raises(openai.APITimeoutError):
         server.complete("long", 4000, extra={"ignore_eos": True}, timeout=0.3)
-    _until(lambda: server.metric('requests_total{end="cancelled"}') == before + 1)
+    server.until(lambda: server.metric('requests_total{end="cancelled"}') == before + 1)
     assert server.metric("free_blocks") == free
 
 
@@ -160,12 +160,3 @@ def test_a_port_that_is_taken(start: Any) -> None:
     (sentence,) = [line for line in server.log.read_text().splitlines() if line.startswith("Error")]
     assert str(taken) not in sentence
     assert "address already in use" in sentence
-
-
-def _until(holds: Callable[[], bool]) -> None:
-    import time  # noqa: PLC0415
-
-    ends_at = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < ends_at
-        time.sleep(0.02)
