@@ -24,7 +24,7 @@ PRETENDING = {
 }
 TINY = ("up", "--model", "tiny", "--engine", "reference", "--port", "0")
 READY = "Ctrl-C ends"
-PROMPT = "The clerk copied the ledger of the harbour by hand, ship after ship, and left no line out."
+PROMPT = "The clerk copied the ledger of the harbour by hand, ship after ship, and left no line out. " * 2
 
 
 def begun(start: Callable[..., Any], *arguments: str, **options: Any) -> tuple[Any, dict[str, int], str]:
@@ -185,8 +185,8 @@ def test_choice(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On CPUs servers get what they need to share the cores, and the user's own values count more. On GPUs each gets
-    its own ones, and fewer GPUs than servers are refused.
+    """Servers on CPUs get what they need to share the cores, and the user's own values count more; on GPUs each gets its
+    own ones, and fewer GPUs than servers are refused.
     """
     names = {"prefill": ["prefill-1"], "decode": ["decode-1"]}
     choice = engines.Choice("vllm", "m", "")

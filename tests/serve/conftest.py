@@ -76,7 +76,7 @@ class Server:
 
     def metric(self, series: str) -> float:
         """A series of ``/metrics``, its labels as they stand there; 0 if there is none."""
-        found = re.search(rf"^kvbelay_serve_{re.escape(series)} (\S+)$", self.get("/metrics")[1], re.MULTILINE)
+        found = re.search(rf"^{re.escape(series)} (\S+)$", self.get("/metrics")[1], re.MULTILINE)
         return float(found[1]) if found else 0.0
 
     def complete(self, prompt: str, tokens: int = 16, **more: Any) -> Any:

@@ -83,23 +83,29 @@ def test_many_at_once(server: Any, alone: Alone) -> None:
 
 def test_a_short_request_beside_a_long_one(server: Any, alone: Alone) -> None:
     """A long answer keeps nobody waiting; when its client hangs up, it ends, and its blocks are free."""
-    free, before = server.metric("free_blocks"), server.metric('requests_total{end="cancelled"}')
+    free, before = (
+        server.metric("kvbelay_serve_free_blocks"),
+        server.metric('kvbelay_serve_requests_total{end="cancelled"}'),
+    )
     with server.complete("long", 4000, stream=True, extra={"ignore_eos": True}) as long:
         assert next(long).choices[0].finish_reason is None
         assert server.complete(PROMPT, 4).choices[0].text == alone(PROMPT, 4)
-        assert server.metric("running") + server.metric("waiting") <= 1
-        assert server.metric("free_blocks") < free
-    server.until(lambda: server.metric("free_blocks") == free)
-    assert server.metric('requests_total{end="cancelled"}') == before + 1
+        assert server.metric("vllm:num_requests_running") == 1
+        assert server.metric("kvbelay_serve_free_blocks") < free
+    server.until(lambda: server.metric("kvbelay_serve_free_blocks") == free)
+    assert server.metric('kvbelay_serve_requests_total{end="cancelled"}') == before + 1
 
 
 def test_hanging_up_without_a_stream(server: Any) -> None:
     """A client that waits for a whole answer and goes away cancels it too."""
-    free, before = server.metric("free_blocks"), server.metric('requests_total{end="cancelled"}')
+    free, before = (
+        server.metric("kvbelay_serve_free_blocks"),
+        server.metric('kvbelay_serve_requests_total{end="cancelled"}'),
+    )
     with pytest.raises(openai.APITimeoutError):
         server.complete("long", 4000, extra={"ignore_eos": True}, timeout=0.3)
-    server.until(lambda: server.metric('requests_total{end="cancelled"}') == before + 1)
-    assert server.metric("free_blocks") == free
+    server.until(lambda: server.metric('kvbelay_serve_requests_total{end="cancelled"}') == before + 1)
+    assert server.metric("kvbelay_serve_free_blocks") == free
 
 
 def test_models_and_health(server: Any) -> None:

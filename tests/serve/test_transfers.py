@@ -31,7 +31,7 @@ def movable(text: str) -> int:
 def test_kv_moves(pair: Any, alone: Alone) -> None:
     """What was prefilled is fetched, but for the tail, and the answer is the engine's own, streamed or not."""
     prefill, decode = pair
-    before = decode.metric('transfers_total{result="loaded",side="fetch"}')
+    before = decode.metric('kvbelay_serve_transfers_total{result="loaded",side="fetch"}')
     for stream in (False, True):
         text = prompt(stream)
         params = prefill.offer(text)
@@ -41,8 +41,8 @@ def test_kv_moves(pair: Any, alone: Alone) -> None:
         assert "".join(piece.choices[0].text for piece in pieces) == alone(text)
         if not stream:
             assert answer.usage.prompt_tokens_details.cached_tokens == movable(text)
-    assert decode.metric('transfers_total{result="loaded",side="fetch"}') == before + 2
-    prefill.until(lambda: prefill.metric("free_blocks") == 512)
+    assert decode.metric('kvbelay_serve_transfers_total{result="loaded",side="fetch"}') == before + 2
+    prefill.until(lambda: prefill.metric("kvbelay_serve_free_blocks") == 512)
 
 
 def test_kv_moves_for_a_chat(pair: Any) -> None:
@@ -70,7 +70,7 @@ def test_many_at_once(pair: Any, alone: Alone) -> None:
         answers = [*pool.map(dance, range(100, 124))]
     assert answers == [(alone(prompt(number)), movable(prompt(number))) for number in range(100, 124)]
     for server in pair:
-        server.until(lambda server=server: server.metric("free_blocks") == 512)
+        server.until(lambda server=server: server.metric("kvbelay_serve_free_blocks") == 512)
 
 
 def test_a_prompt_without_whole_blocks(pair: Any, alone: Alone) -> None:
@@ -160,7 +160,7 @@ def test_prefill_frozen(frail: Any, alone: Alone) -> None:
         os.kill(prefill.process.pid, signal.SIGCONT)
     assert answer.choices[0].text == alone(prompt(30))
     assert answer.usage.prompt_tokens_details.cached_tokens == 0
-    decode.until(lambda: decode.metric("free_blocks") == 512)
+    decode.until(lambda: decode.metric("kvbelay_serve_free_blocks") == 512)
 
 
 def test_a_client_that_hangs_up_while_kv_moves(frail: Any, alone: Alone) -> None:
@@ -171,10 +171,10 @@ def test_a_client_that_hangs_up_while_kv_moves(frail: Any, alone: Alone) -> None
     try:
         with pytest.raises(openai.APITimeoutError):
             decode.complete(prompt(40), params=params, timeout=0.3)
-        decode.until(lambda: decode.metric('requests_total{end="cancelled"}') == 1)
+        decode.until(lambda: decode.metric('kvbelay_serve_requests_total{end="cancelled"}') == 1)
     finally:
         os.kill(prefill.process.pid, signal.SIGCONT)
-    decode.until(lambda: decode.metric("free_blocks") == 512)
+    decode.until(lambda: decode.metric("kvbelay_serve_free_blocks") == 512)
     assert decode.complete(prompt(41)).choices[0].text == alone(prompt(41))
 
 

@@ -1,4 +1,7 @@
-"""What a server counts, for Prometheus."""
+"""What a server counts, for Prometheus.
+
+Some series have vLLM's names: by them a router sees whether an engine that has work gets on with it.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +17,17 @@ class Metrics:
         self._registry = registry = CollectorRegistry()
 
         def counter(name: str, says: str, *labels: str) -> Counter:
-            return Counter(f"kvbelay_serve_{name}", says, labels, registry=registry)
+            return Counter(name, says, labels, registry=registry)
 
-        self.ended = counter("requests", "Requests that ended, by how", "end")
-        self.transfers = counter("transfers", "Fetches of KV, and offers of it, by result", "side", "result")
-        self.tokens = counter("tokens", "Tokens of prompts by where their KV came from, and of answers", "kind")
+        self.ended = counter("kvbelay_serve_requests", "Requests that ended, by how", "end")
+        self.transfers = counter("kvbelay_serve_transfers", "Fetches and offers of KV, by result", "side", "result")
+        self.brought = counter("kvbelay_serve_brought_tokens", "Tokens of prompts whose KV a transfer brought")
+        self.computed = counter("vllm:prompt_tokens", "Tokens of prompts that were computed")
+        self.said = counter("vllm:generation_tokens", "Tokens of answers")
 
     def watch(self, name: str, says: str, value: Callable[[], float]) -> None:
         """A gauge that is read when it is asked for."""
-        Gauge(f"kvbelay_serve_{name}", says, registry=self._registry).set_function(value)
+        Gauge(name, says, registry=self._registry).set_function(value)
 
     def text(self) -> bytes:
         """In Prometheus' text format."""

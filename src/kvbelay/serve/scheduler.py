@@ -119,14 +119,18 @@ class Scheduler:
         self._wake = threading.Condition()
         self._waiting: deque[Job] = deque()
         self._turns: deque[Job] = deque()
+        self._running = 0
+        """Requests that were admitted and have not ended."""
         self._closed = False
         self._turn_at: float | None = None
         """When the present turn began."""
         self._errands = ThreadPoolExecutor(THREADS, thread_name_prefix="kvbelay-transfer")
         self._thread = threading.Thread(target=self._work, name="kvbelay-compute", daemon=True)
-        metrics.watch("waiting", "Requests that wait for blocks", lambda: len(self._waiting))
-        metrics.watch("running", "Requests that take turns", lambda: len(self._turns))
-        metrics.watch("free_blocks", "Blocks of the KV cache that nobody holds", lambda: cache.free_blocks)
+        metrics.watch("vllm:num_requests_running", "Requests that have blocks", lambda: self._running)
+        metrics.watch("vllm:num_requests_waiting", "Requests that wait for blocks", lambda: len(self._waiting))
+        metrics.watch(
+            "kvbelay_serve_free_blocks", "Blocks of the KV cache that nobody holds", lambda: cache.free_blocks
+        )
 
     def start(self, transfer: Transfer) -> None:
         """Begin to compute."""
@@ -209,6 +213,7 @@ class Scheduler:
             except CacheFull:
                 return
             self._waiting.popleft()
+            self._running += 1
             if job.fetch and not job.cancelled:
                 self._send(job, self._fetch)
             else:
@@ -250,6 +255,7 @@ class Scheduler:
         except CacheFull:
             self._cache.free(job.table)
             job.table, job.there, job.brought = (), 0, 0
+            self._running -= 1
             self._waiting.appendleft(job)
             return
         self._turns.append(job)
@@ -261,7 +267,7 @@ class Scheduler:
         size = len(job.tokens)
         if job.there < size:
             stop = min(job.there + PIECE_BLOCKS * self._cache.block_tokens, size)
-            self._metrics.tokens.labels("computed").inc(stop - job.there)
+            self._metrics.computed.inc(stop - job.there)
             job.logits = self._engine.prefill(job.tokens[:stop], job.table, job.there)
             job.there = stop
             return None
@@ -270,14 +276,14 @@ class Scheduler:
             job.there += 1
         token = int(job.logits.argmax()) if job.logits is not None else 0
         job.said.append(token)
-        self._metrics.tokens.labels("said").inc()
+        self._metrics.said.inc()
         job.hear(Token(token))
         if token in job.ends:
             return Ended("stop", job.brought)
         return Ended("length", job.brought) if len(job.said) == job.length else None
 
     def _finish(self, job: Job, ended: Ended) -> None:
-        self._metrics.tokens.labels("brought").inc(job.brought)
+        self._metrics.brought.inc(job.brought)
         if job.offer and not job.cancelled:
             self._send(job, lambda job, transfer: self._publish(job, transfer, ended))
         else:
@@ -292,6 +298,8 @@ class Scheduler:
         self._end(job, msgspec.structs.replace(ended, params=params))
 
     def _end(self, job: Job, ended: Ended) -> None:
+        with self._wake:
+            self._running -= 1
         table, job.table = job.table, ()
         self._cache.free(table)
         self._metrics.ended.labels("broken" if ended.broke else ended.finish).inc()

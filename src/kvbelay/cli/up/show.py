@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from typing import Protocol
@@ -66,13 +65,21 @@ def started(process: Process) -> None:
     click.echo(f"  {process.server.name:<11}{process.server.url}  process {process.pid}, after {took:.1f} s")
 
 
+PROMPT = (
+    "A belay is a rope with which climbers secure one another, so that a slip costs a moment and not a life. "
+    "In one sentence, the most important rule for whoever holds it is"
+)
+"""Long enough for the router to have it prefilled."""
+
+
 def invitation(url: str, model: str) -> None:
     """How to ask."""
-    body = msgspec.json.encode({"model": model, "prompt": "The capital of France is", "max_tokens": 16}).decode()
-    click.echo(f"\nBase URL: {url}/v1\nTry it:\n  curl {url}/v1/completions \\")
-    click.echo(f"    -H 'Content-Type: application/json' -d {shlex.quote(body)}")
-    click.echo("Ctrl-C ends all of it.")
-    sys.stdout.flush()
+    body = msgspec.json.encode({"model": model, "prompt": PROMPT, "max_tokens": 24}).decode()
+    click.echo(
+        f"\nBase URL: {url}/v1\nTry it:\n\n  curl -i {url}/v1/completions -H 'Content-Type: application/json' \\"
+    )
+    click.echo(f"    -d {shlex.quote(body)}\n")
+    click.echo("The header x-kvbelay-path says who served it. Ctrl-C ends all of it.")
 
 
 def _lines() -> Status:
