@@ -185,8 +185,8 @@ def test_choice(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Servers on CPUs get what they need to share the cores, and the user's own values count more; on GPUs each gets its
-    own ones, and fewer GPUs than servers are refused.
+    """Servers on CPUs get what they need to share the cores, and the user's own values count more. On GPUs each gets
+    its own ones, and fewer GPUs than servers are refused.
     """
     names = {"prefill": ["prefill-1"], "decode": ["decode-1"]}
     choice = engines.Choice("vllm", "m", "")
