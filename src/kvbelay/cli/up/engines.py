@@ -113,6 +113,7 @@ def vllm(choice: Choice, names: Mapping[str, Sequence[str]], arguments: Sequence
     }
     # vLLM's own "api_server" module is deprecated; its command is not.
     command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", choice.model, "--host", HOST]
+    command += ["--disable-uvicorn-access-log"]  # the router's probes would fill the log
     command += ["--kv-transfer-config", json.dumps(guarded), *arguments]
     return [
         Server(name, port, [*command, "--port", str(port)], _surroundings(index, len(every), next(ports)))
