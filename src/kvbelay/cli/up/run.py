@@ -12,6 +12,7 @@ from pathlib import Path
 
 import click
 
+from kvbelay.cli.begun import in_one_go
 from kvbelay.cli.up import engines, show
 from kvbelay.cli.up.ports import HOST, free_ports, require_free
 from kvbelay.cli.up.process import Process, Server, end_all, words
@@ -55,8 +56,9 @@ def run(
             weights = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvbelay-up-")))
             _load(choice.model, weights)
             servers = engines.reference(choice, names, weights)
-        ensemble = Ensemble(folder, within)
-        stack.callback(ensemble.end)
+        with in_one_go():
+            ensemble = Ensemble(folder, within)
+            stack.callback(ensemble.end)
         ensemble.start(servers)
         router = _router(servers, len(names["prefill"]), port or free_ports(1)[0])
         ensemble.start([router])
@@ -81,8 +83,9 @@ class Ensemble:
         """
         begun = []
         for server in servers:
-            begun.append(Process(server, self._folder / f"{server.name}.log", self._warden))
-            self._processes.append(begun[-1])
+            with in_one_go():
+                begun.append(Process(server, self._folder / f"{server.name}.log", self._warden))
+                self._processes.append(begun[-1])
         missing = [*begun]
         with show.status() as say:
             for process in show.wait(begun, self._within_s, say):
