@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -41,7 +40,7 @@ class Answer:
 
 @dataclass
 class Storm:
-    """What became of all requests."""
+    """What became of all requests, in the order in which they ended."""
 
     answers: list[Answer] = field(default_factory=list)
 
@@ -53,9 +52,9 @@ class Storm:
         """Answers that are not the plain engine's."""
         return [answer for answer in self.answers if not answer.error and answer.text != right[answer.number]]
 
-    def paths(self) -> Counter[str]:
-        """How often which fallback was taken, as the router says."""
-        return Counter(part for answer in self.answers for part in answer.path.split(";") if "fallback" in part)
+    def recomputed(self) -> int:
+        """How many were served without prefill, as the router says."""
+        return sum("fallback=recompute" in answer.path for answer in self.answers)
 
 
 def storm(
@@ -100,6 +99,13 @@ def ask(client: openai.OpenAI, model: str, number: int, *, stream: bool) -> Answ
     if not answer.error and answer.ends != 1:
         answer.error = f"it was told {answer.ends} times that the answer is over"
     return answer
+
+
+def prefilled(base: str, model: str, number: int) -> bool:
+    """Whether the router has a request prefilled."""
+    with openai.OpenAI(base_url=f"{base}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S) as client:
+        answer = ask(client, model, number, stream=False)
+    return not answer.error and "prefill=none" not in answer.path and "fallback=none" in answer.path
 
 
 def healthy(base: str, path: str = "/health") -> bool:

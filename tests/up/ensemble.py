@@ -37,7 +37,7 @@ class Up(contextlib.AbstractContextManager["Up"]):
         self._commands: dict[str, tuple[list[bytes], dict[bytes, bytes]]] = {}
         self._others: list[subprocess.Popen[bytes]] = []
 
-    def __enter__(self) -> Up:
+    def __enter__(self) -> Up:  # noqa: PYI034  # nobody derives from it
         for line in self._process.stdout or ():
             if found := LINE.match(line):
                 self.urls[found[1]], self._pids[found[1]] = found[2], int(found[3])
@@ -49,8 +49,10 @@ class Up(contextlib.AbstractContextManager["Up"]):
             raise RuntimeError(msg)
         for name, pid in self._pids.items():
             place = Path("/proc") / str(pid)
-            pairs = [entry.split(b"=", 1) for entry in (place / "environ").read_bytes().split(b"\0") if b"=" in entry]
-            self._commands[name] = ((place / "cmdline").read_bytes().split(b"\0")[:-1], {k: v for k, v in pairs})
+            pairs = [
+                entry.partition(b"=")[::2] for entry in (place / "environ").read_bytes().split(b"\0") if b"=" in entry
+            ]
+            self._commands[name] = ((place / "cmdline").read_bytes().split(b"\0")[:-1], dict(pairs))
         return self
 
     def __exit__(
