@@ -91,7 +91,7 @@ def test_vllm_is_started_with_the_guard(start: Any, tmp_path: Path) -> None:
     seen = [json.loads(path.read_text()) for path in tmp_path.glob("*.json")]
     for each in seen:
         argv = each["argv"]
-        assert argv[:2] == ["serve", str(tmp_path)]
+        assert argv[:2] == ["--model", str(tmp_path)]
         assert argv[argv.index("--max-model-len") + 1] == "512"
         assert "--disable-uvicorn-access-log" in argv
         transfers = json.loads(argv[argv.index("--kv-transfer-config") + 1])

@@ -6,5 +6,9 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parent)]
-collect_ignore = [] if find_spec("vllm") else ["test_vllm.py"]
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE)]
+if find_spec("vllm") is None:
+    collect_ignore = ["test_vllm.py"]
+else:
+    sys.path[1:1] = [str(HERE.parent / "vllm_pair")]  # the model

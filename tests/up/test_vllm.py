@@ -1,4 +1,4 @@
-"""``kvbelay up`` with the real vLLM below the guard, NIXL, and SmolLM2's tokenizer, while prefill is killed and frozen."""
+"""``kvbelay up`` with the real vLLM, the guard and NIXL, while its prefill server is killed and frozen."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ import pytest
 from acts import ACT, Play
 from clients import storm
 from ensemble import Up
-
-sys.path[:0] = [str(Path(__file__).parents[1] / "vllm_pair")]
 from smollm import model_folder
 
 PATIENCE_S = 400.0
@@ -23,9 +21,9 @@ ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "OMP_NUM_THREA
 
 @pytest.mark.timeout(PATIENCE_S)
 def test_a_storm(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hundred requests, eight at a time, while the prefill server is killed, started again and frozen: each is answered
-    once, with the text that an engine gives that computes all of it itself. An ordinary proxy before the same servers
-    loses some.
+    """A hundred requests, eight at a time, while the prefill server is killed, started again and frozen: each is
+    answered once, with the text that an engine gives that computes all of it itself. An ordinary proxy before the same
+    servers loses some.
     """
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)

@@ -111,8 +111,8 @@ def vllm(choice: Choice, names: Mapping[str, Sequence[str]], arguments: Sequence
         "kv_role": "kv_both",
         "kv_connector_extra_config": {"connectors": [{"kv_connector": "NixlConnector", "kv_role": "kv_both"}]},
     }
-    # vLLM's own "api_server" module is deprecated; its command is not.
-    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", choice.model, "--host", HOST]
+    # Not the command "vllm serve": with the CPU build it ends, for it looks for a package of the name "vllm".
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", choice.model, "--host", HOST]
     command += ["--disable-uvicorn-access-log"]  # the router's probes would fill the log
     command += ["--kv-transfer-config", json.dumps(guarded), *arguments]
     return [

@@ -1,4 +1,4 @@
-"""``vllm serve MODEL ...``: answers for its health, and has a process of its own that heeds no signal.
+"""``--model MODEL ...``: answers for its health, and has a process of its own that heeds no signal.
 
 MODEL says how it behaves: a folder named ``dies`` or ``hangs``, or another.
 """
@@ -27,7 +27,7 @@ class Handler(BaseHTTPRequestHandler):
 
 def main() -> None:
     """Serve."""
-    model = Path(sys.argv[2])
+    model = Path(sys.argv[sys.argv.index("--model") + 1])
     port = int(sys.argv[sys.argv.index("--port") + 1])
     subprocess.Popen([sys.executable, "-c", CHILD])
     seen = {"argv": sys.argv[1:], "environment": {key: os.environ.get(key, "") for key in os.environ if "_" in key}}
