@@ -7,10 +7,12 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
+import msgspec
 
 from kvbelay.cli.begun import in_one_go
 from kvbelay.cli.up import engines, show
@@ -22,6 +24,8 @@ from kvbelay.errors import ConfigError, DeadlineExceeded, PeerLost
 ROUTE = (sys.executable, "-m", "kvbelay.cli.main", "route")
 LOOK_S = 0.2
 """How often we look whether all of them live."""
+HEALTH = {"timeout_s": 8.0}
+"""The router's patience with an answer to a probe: here all servers share one machine, which may be busy."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -60,7 +64,7 @@ def run(
             ensemble = Ensemble(folder, within)
             stack.callback(ensemble.end)
         ensemble.start(servers)
-        router = _router(servers, len(names["prefill"]), port or free_ports(1)[0])
+        router = _router(servers, names, port or free_ports(1)[0], folder)
         ensemble.start([router])
         with contextlib.suppress(SystemExit):  # a signal: this is how it ends
             show.invitation(router.url, choice.model)
@@ -119,11 +123,15 @@ class Ensemble:
         self._warden.close()
 
 
-def _router(servers: Sequence[Server], prefill: int, port: int) -> Server:
-    command = [*ROUTE]
-    for index, server in enumerate(servers):
-        command += ["--prefill" if index < prefill else "--decode", server.url]
-    return Server("router", port, [*command, "--host", HOST, "--port", str(port)], {"PYTHONSAFEPATH": "1"}, "/ready")
+def _router(servers: Sequence[Server], names: Mapping[str, Sequence[str]], port: int, folder: Path) -> Server:
+    """The router with its configuration, by which it knows the servers' names."""
+    configuration: dict[str, Any] = {"health": HEALTH}
+    for role, of_role in names.items():
+        configuration[role] = [{"name": s.name, "url": s.url} for s in servers if s.name in of_role]
+    path = folder / "router.json"
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(configuration)))
+    command = [*ROUTE, "--config", str(path), "--host", HOST, "--port", str(port)]
+    return Server("router", port, command, {"PYTHONSAFEPATH": "1"}, "/ready")
 
 
 def _load(model: str, weights: Path) -> None:
