@@ -24,7 +24,7 @@ from kvbelay.errors import ConfigError, DeadlineExceeded, PeerLost
 ROUTE = (sys.executable, "-m", "kvbelay.cli.main", "route")
 LOOK_S = 0.2
 """How often we look whether all of them live."""
-HEALTH = {"timeout_s": 8.0}
+HEALTH = {"timeout_s": 4.0}
 """The router's patience with an answer to a probe: here all servers share one machine, which may be busy."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
