@@ -128,7 +128,7 @@ def test_a_finding_fails_the_run(tmp_path: Path) -> None:
     package.symlink_to(ROOT / "src" / "kvbelay")
     (tmp_path / "sitecustomize.py").write_text(
         "import msgspec\n"
-        "from kvbelay.connectors.stream import frames\n"
+        "from kvbelay.net import frames\n"
         "frames.MAX_TEXT = None\n"
         "frames.Refused.__eq__ = lambda *_: False\n",
         encoding="utf-8",

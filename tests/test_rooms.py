@@ -27,7 +27,10 @@ class Room(NamedTuple):
 ROOMS = {
     "kvbelay.errors": Room((), ()),
     "kvbelay.core": Room(("kvbelay.errors",)),
+    "kvbelay.net": Room(("kvbelay.errors",)),
+    "kvbelay.link": Room(("kvbelay.errors", "kvbelay.net")),
     "kvbelay.connectors": Room(("kvbelay.core", "kvbelay.errors", *PORT)),
+    "kvbelay.connectors.stream": Room(("kvbelay.core", "kvbelay.errors", "kvbelay.net", *PORT), ("msgspec", "xxhash")),
     "kvbelay.connectors.spans": Room(("kvbelay.core", "kvbelay.errors"), ("xxhash",)),
     "kvbelay.connectors.faulty": Room(("kvbelay.core", "kvbelay.errors", *PORT, "kvbelay.connectors.wrapper")),
     "kvbelay.connectors.staged": Room(
@@ -41,12 +44,18 @@ ROOMS = {
     "kvbelay.reference": Room(
         ("kvbelay.core", "kvbelay.errors", "kvbelay.runtime"), ("msgspec", "numpy", "gguf", "tokenizers")
     ),
+    "kvbelay.router": Room(
+        ("kvbelay.core", "kvbelay.errors"), ("msgspec", "aiohttp", "multidict", "yarl", "prometheus_client")
+    ),
     "kvbelay.serve": Room(
         ("kvbelay.core", "kvbelay.errors", "kvbelay.reference", "kvbelay.runtime"),
         ("msgspec", "aiohttp", "prometheus_client"),
     ),
-    "kvbelay.vllm": Room(("kvbelay.core", "kvbelay.errors"), ("msgspec", "vllm", "torch", "prometheus_client")),
-    "kvbelay.cli": Room((ANY,), ("msgspec", "click", "rich", "matplotlib", "numpy", "tomli")),
+    "kvbelay.vllm": Room(
+        ("kvbelay.core", "kvbelay.errors", "kvbelay.link", "kvbelay.net.endpoint"),
+        ("msgspec", "vllm", "torch", "prometheus_client"),
+    ),
+    "kvbelay.cli": Room((ANY,), ("msgspec", "click", "rich", "matplotlib", "numpy", "tomli", "uvloop")),
     "kvbelay.cli.bench.hosted": Room((ANY,), ("msgspec", "vllm", "torch")),
 }
 """The longest prefix counts. Each module or folder of ``connectors`` is a room of its own; the package's own

@@ -19,8 +19,8 @@ from pathlib import Path
 from kvbelay.connectors.stream import BACKEND, StreamConfig, StreamConnector, TlsConfig
 from kvbelay.connectors.stream.frames import Hello
 from kvbelay.connectors.stream.pool import Pool
-from kvbelay.connectors.stream.sockets import parse
 from kvbelay.core.model import BatchId, BlockSpan, Fingerprint, Layout, TransferBatch, chain_prefix
+from kvbelay.net.sockets import parse
 from kvbelay.runtime.deadline import Until
 
 LAYOUT = Layout(group=0, layers=(0, 1), block_tokens=16, kv_heads=2, head_dim=8, dtype="float32", order="NHD")

@@ -187,6 +187,18 @@ class UnknownShape(KvbelayError):
     """A foreign result, hook or peer has a shape that cannot be understood safely; the text names what differs."""
 
 
+class UnverifiableLayout(KvbelayError):
+    """KV that lies in memory in a way for which there is no digest; ``layer`` names the first such layer."""
+
+    fault = Fault.OPERATOR
+
+    def __init__(
+        self, what: str, *, layer: str = "", child: str = "", operation: str = "", request: str = "", remedy: str = ""
+    ) -> None:
+        super().__init__(what, child=child, operation=operation, request=request, remedy=remedy)
+        self.layer = layer
+
+
 class TransferFailed(KvbelayError):
     """A foreign result reported failure in its own words."""
 

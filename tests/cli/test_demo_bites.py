@@ -18,8 +18,8 @@ from kvbelay.cli.demo.report import Summary, one_line, show
 from kvbelay.cli.demo.show import Row, Verdict, decided
 from kvbelay.cli.main import main
 from kvbelay.connectors.faulty import Fault, Strike
-from kvbelay.connectors.stream.sockets import parse
 from kvbelay.core.model import Failure, Outcome, Result, Side
+from kvbelay.net.sockets import parse
 
 LIES = (script.Act(near=(Strike(Fault.LIE, nth=1),)),)
 """The first batch is reported as landed, with the right digest, and has not."""

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from kvbelay.connectors.spans import CHUNK
-from kvbelay.connectors.stream.frames import Hello, Ping, encode, stripe_nbytes
+from kvbelay.connectors.stream.frames import Hello, Ping, stripe_nbytes
 from kvbelay.core.model import Ticket
 from kvbelay.errors import (
     Cancelled,
@@ -24,6 +24,7 @@ from kvbelay.errors import (
     ProtocolViolation,
     StoreFull,
 )
+from kvbelay.net.frames import encode
 from kvbelay.runtime.deadline import Until
 
 SMALL = [(3, 256)]

@@ -16,9 +16,9 @@ import pytest
 from kvbelay.connectors.spans import CHUNK, pieces
 from kvbelay.connectors.stream import BACKEND, StreamConfig
 from kvbelay.connectors.stream.frames import ANSWER, Borrow, Placed, number_of
-from kvbelay.connectors.stream.sockets import parse
 from kvbelay.core.model import BatchResult
 from kvbelay.errors import AuthenticationFailed, Cancelled, Closed, ConfigError, KvbelayError, PeerLost
+from kvbelay.net.sockets import parse
 from kvbelay.runtime.deadline import Until
 from kvbelay.testing.conformance.scattered import POISON
 

@@ -13,14 +13,15 @@ from typing import Any
 import pytest
 
 from kvbelay.connectors.spans import CHUNK
-from kvbelay.connectors.stream.auth import Trust
-from kvbelay.connectors.stream.clients import DOOR, Clients
-from kvbelay.connectors.stream.frames import ANSWER, HEADER, Hello, Ping, Read, Sending, encode
-from kvbelay.connectors.stream.link import Link
+from kvbelay.connectors.stream.frames import ANSWER, Hello, Ping, Read, Sending
 from kvbelay.connectors.stream.server import Server
 from kvbelay.connectors.stream.shelf import Shelf
-from kvbelay.connectors.stream.sockets import Listener, parse
 from kvbelay.core.model import TransferBatch
+from kvbelay.net.auth import Trust
+from kvbelay.net.clients import DOOR, Clients
+from kvbelay.net.frames import HEADER, encode
+from kvbelay.net.link import Link
+from kvbelay.net.sockets import Listener, parse
 from kvbelay.runtime.deadline import Until
 
 
@@ -97,7 +98,7 @@ def test_the_door_is_bounded(tcp: Any, raw: Any) -> None:
 
 def test_a_full_door_keeps_whom_nobody_waits_for(tcp: Any, raw: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A handshake that takes its time is cut short only for the sake of one who waits."""
-    monkeypatch.setattr("kvbelay.connectors.stream.clients.GRACE_S", 0.05)
+    monkeypatch.setattr("kvbelay.net.clients.GRACE_S", 0.05)
     source = tcp.source()
     socks = [raw(source.address) for _ in range(DOOR)]
     wait_for(lambda: len(source._server._clients) == DOOR)

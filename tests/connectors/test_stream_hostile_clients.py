@@ -14,26 +14,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvbelay.connectors.spans import CHUNK
-from kvbelay.connectors.stream.auth import Trust
-from kvbelay.connectors.stream.clients import Clients
-from kvbelay.connectors.stream.frames import (
-    HEADER,
-    MAGIC,
-    MAX_IDS,
-    MAX_MESSAGE_NBYTES,
-    VERSION,
-    Done,
-    Hello,
-    Lookup,
-    Ping,
-    Read,
-    Release,
-    encode,
-)
+from kvbelay.connectors.stream.frames import MAX_IDS, Done, Hello, Lookup, Ping, Read, Release
 from kvbelay.connectors.stream.server import Server
 from kvbelay.connectors.stream.shelf import Shelf
-from kvbelay.connectors.stream.sockets import Listener, parse
 from kvbelay.core.model import BatchResult, TransferBatch
+from kvbelay.net.auth import Trust
+from kvbelay.net.clients import Clients
+from kvbelay.net.frames import HEADER, MAGIC, MAX_MESSAGE_NBYTES, VERSION, encode
+from kvbelay.net.sockets import Listener, parse
 from kvbelay.runtime.deadline import Until
 
 SMALL = [(3, 256)]
@@ -140,7 +128,7 @@ def impatient(rig: Any) -> Iterator[tuple[Server, Shelf]]:
 def test_slow_clients(rig: Any, raw: Any, impatient: tuple[Server, Shelf]) -> None:
     """Who is silent, trickles, stops in mid-message or takes no bytes is cut off; who is greeted and idle is not."""
     server, shelf = impatient
-    address = str(server._listener.address)
+    address = str(server._door._listener.address)
     memory = [[memoryview(bytes(CHUNK))] for _ in range(64)]
     shelf.publish(TransferBatch(rig.identity(), "put", 1, ()), 64 * CHUNK, bytes(16), memory)
     hello = greeting(rig)

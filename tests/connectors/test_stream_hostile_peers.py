@@ -12,20 +12,7 @@ from typing import Any
 import pytest
 
 from kvbelay.connectors.spans import CHUNK
-from kvbelay.connectors.stream.frames import (
-    HEADER,
-    HELLO,
-    MAGIC,
-    REQUEST,
-    VERSION,
-    Found,
-    Hello,
-    Offer,
-    Refused,
-    Sending,
-    encode,
-)
-from kvbelay.connectors.stream.sockets import Listener, parse
+from kvbelay.connectors.stream.frames import HELLO, REQUEST, Found, Hello, Offer, Sending
 from kvbelay.core.model import Ticket
 from kvbelay.errors import (
     Cancelled,
@@ -37,6 +24,8 @@ from kvbelay.errors import (
     TicketExpired,
     UnknownShape,
 )
+from kvbelay.net.frames import HEADER, MAGIC, VERSION, Refused, encode
+from kvbelay.net.sockets import Listener, parse
 from kvbelay.runtime.deadline import Until
 
 SMALL = [(3, 256)]

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from kvbelay.connectors.spans import CHUNK
-from kvbelay.connectors.stream.frames import ANSWER, HEADER, Hello, Read, Sending, encode, number_of
-from kvbelay.connectors.stream.link import Link
+from kvbelay.connectors.stream.frames import ANSWER, Hello, Read, Sending, number_of
 from kvbelay.connectors.stream.shelf import Shelf
 from kvbelay.core.model import BatchId, Ticket, TransferBatch
 from kvbelay.errors import Cancelled, StoreFull, TicketExpired
+from kvbelay.net.frames import HEADER, encode
+from kvbelay.net.link import Link
 from kvbelay.runtime.deadline import Until
 
 SMALL = [(3, 256)]

@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 
 from kvbelay.connectors.spans import CHUNK, digest_batch
 from kvbelay.connectors.stream import near
-from kvbelay.connectors.stream.frames import Beacon, Borrow, Done, Hello, Placed, Refused, Return, encode
-from kvbelay.connectors.stream.sockets import Listener, parse
+from kvbelay.connectors.stream.frames import Beacon, Borrow, Done, Hello, Placed, Return
 from kvbelay.core.model import BatchResult, BlockSpan, Ticket, TransferBatch
 from kvbelay.errors import KvbelayError, PeerFailed, PeerLost, ProtocolViolation, TicketExpired
+from kvbelay.net.frames import Refused, encode
+from kvbelay.net.sockets import Listener, parse
 from kvbelay.runtime.deadline import Until
 
 on_near = pytest.mark.parametrize("rig", ["near"], indirect=True)

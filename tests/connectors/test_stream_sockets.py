@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from kvbelay.connectors.stream import StreamConfig
-from kvbelay.connectors.stream.sockets import Address, Listener, parse
 from kvbelay.errors import ConfigError
+from kvbelay.net.sockets import Address, Listener, parse
 from kvbelay.runtime.deadline import Until
 
 

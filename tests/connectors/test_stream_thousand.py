@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from kvbelay.connectors.stream.clients import DOOR
 from kvbelay.connectors.stream.frames import ANSWER, Done, Hello, Ping
 from kvbelay.connectors.stream.pool import Pool
-from kvbelay.connectors.stream.sockets import parse
+from kvbelay.net.clients import DOOR
+from kvbelay.net.sockets import parse
 from kvbelay.runtime.deadline import Until
 
 PEERS = 1000

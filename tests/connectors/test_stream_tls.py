@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from kvbelay.connectors.spans import CHUNK
-from kvbelay.connectors.stream.tls import RECORD_NBYTES, TlsConfig, _records
 from kvbelay.errors import AuthenticationFailed, ConfigError, KvbelayError
+from kvbelay.net.tls import RECORD_NBYTES, TlsConfig, _records
 from kvbelay.runtime.deadline import Until
 
 
@@ -179,7 +179,7 @@ def test_connections_are_replaced(tcp: Any, authority: Path, monkeypatch: pytest
     ((_, first),) = reader._pool._idle
     reader.probe(Until(10.0))
     assert reader._pool._idle[0][1] is first
-    monkeypatch.setattr("kvbelay.connectors.stream.tls.MAX_RECORDS", 1)
+    monkeypatch.setattr("kvbelay.net.tls.MAX_RECORDS", 1)
     reader.probe(Until(10.0))
     assert not reader._pool._idle
 

@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from kvbelay.connectors.stream import token
-from kvbelay.connectors.stream.auth import OPENING, OPENING_MAGIC, TOKEN, digest_of
-from kvbelay.connectors.stream.frames import VERSION, Hello, Ping, encode
+from kvbelay.connectors.stream.frames import Hello, Ping
 from kvbelay.errors import AuthenticationFailed, ConfigError, KvbelayError, ProtocolViolation, UnknownShape
+from kvbelay.net import token
+from kvbelay.net.auth import OPENING, OPENING_MAGIC, TOKEN, digest_of
+from kvbelay.net.frames import VERSION, encode
 from kvbelay.runtime.deadline import Until
 
 PROOF = token.PROOF_NBYTES

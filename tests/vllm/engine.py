@@ -106,6 +106,11 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     belay: dict[str, Any] = {}
     """The guard's options."""
 
+    @property
+    def forkable(self) -> bool:
+        """A fork would share the workers of several ranks, and have no thread that listens for other engines."""
+        return self.ranks == 1 and not (self.which == "guard" and self.belay.get("link"))
+
     def transfer(self) -> KVTransferConfig | None:
         """The operator's ``--kv-transfer-config``."""
         children = [
@@ -415,8 +420,8 @@ class Engine:
             assert not found, f"left over: {found}"
 
 
-FOREIGN = ("torch", "vllm.config", "vllm.v1", "scripted", "transformers", "variants")
-"""Modules whose objects a connector only points at."""
+FOREIGN = ("kvbelay.link.offers", "logging", "torch", "vllm.config", "vllm.v1", "scripted", "transformers", "variants")
+"""Modules whose objects a connector only points at, or that keep what they keep for as long as a lease lasts."""
 
 
 def leftovers(thing: Any, names: set[str], path: str, seen: set[int] | None = None) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """Engines in processes of their own: one is built for each `Spec`, and every case runs in a fork of it.
 
 A dead engine poisons its process, and building one takes seconds; forking one that stands takes milliseconds. Only an
-engine of several ranks is not forked, and good for one case. A case is
+engine of several ranks, or with a link to others, is not forked, and good for one case. A case is
 a function at the top of a module, ``case(engine, **arguments)``; arguments (by their annotations) and what it returns
 are data that msgspec can carry. It must have been imported
 before the first engine is forked, which pytest's collection sees to.
@@ -106,7 +106,7 @@ def _play(engine: Engine, request: Request) -> Verdict:
         return facts
 
     verdict = judge(whole)
-    if engine.spec.ranks > 1:
+    if not engine.spec.forkable:
         engine.shut_down()
     return verdict
 
@@ -175,7 +175,7 @@ def _serve(pipe: Connection, spec: Spec, models: Path, answers: dict[int, list[i
             request = msgspec.json.decode(pipe.recv_bytes(), type=Request)
         except EOFError:
             break
-        if spec.ranks > 1:  # the workers are processes, which a fork would share
+        if not spec.forkable:
             verdict = _play(engine.pop(), request)
             verdict.log = log.read_text(errors="replace")[-LOG:]
             pipe.send_bytes(msgspec.json.encode(verdict, enc_hook=repr))
@@ -273,7 +273,7 @@ class Engines:
         verdict = template.born
         if verdict.kind == "held":
             verdict = template.play(case, arguments, seconds)
-        if fresh or verdict is template.born:
+        if fresh or verdict is template.born or not spec.forkable:
             self._templates.pop(msgspec.json.encode(spec)).close()
         return verdict
 

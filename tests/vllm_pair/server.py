@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import secrets
 import signal
 import socket
 import time
@@ -100,7 +101,13 @@ class Server:
             except httpx.HTTPError:
                 return False
 
-        until(up, f"{self.name} serves", START_S, pause_s=0.1)
+        try:
+            until(up, f"{self.name} serves", START_S, pause_s=0.1)
+        except TimeoutError as late:
+            tail = self.log()[-4000:]
+            self.kill()  # or the next test would take it for one that serves
+            msg = f"{late}:\n{tail}"
+            raise TimeoutError(msg) from None
 
     def kill(self) -> None:
         """End all its processes at once, as a machine's death does."""
@@ -201,11 +208,17 @@ def until(holds: Callable[[], bool], what: str, seconds: float, *, pause_s: floa
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port that nobody listens on now, and that no outgoing connection takes before a server is started again.
+
+    The kernel gives outgoing connections ports of a range of its own. A NIXL child that finds its port taken hangs in
+    its start for ever.
+    """
+    first_of_the_kernel = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = secrets.choice(range(10_000, first_of_the_kernel))
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def states(group: int) -> list[str]:

@@ -74,7 +74,7 @@ class Ledger:
         elif event.kind is Kind.CANCEL:
             self._cancel(event.request, event.side, now, out)
         elif event.kind is Kind.LOST:
-            self._lose(event.child, now, out)
+            self._lose(event, now, out)
         return tuple(out)
 
     def due(self) -> float | None:
@@ -141,14 +141,18 @@ class Ledger:
             self._close(track, now, out)
             self._settle(track, now, out)
 
-    def _lose(self, name: str, now: float, out: list[Action]) -> None:
-        if name not in self.children:
-            return
-        self.children.remove(name)
-        for track in self._records:
-            for leg in track.legs:
-                if leg.child == name and leg.state is not Leg.HELD:
-                    self._apply(track, leg, Said(Kind.LOST), now, out)
+    def _lose(self, event: Event, now: float, out: list[Action]) -> None:
+        """A child is lost, or only the peer that it moves one request with."""
+        tracks: list[Track | None] = [self._records.track(event.request, event.side)]
+        if not event.request:
+            if event.child not in self.children:
+                return
+            self.children.remove(event.child)
+            tracks = list(self._records)
+        for track in tracks:
+            for leg in track.legs if track is not None else ():
+                if track is not None and leg.child == event.child and leg.state is not Leg.HELD:
+                    self._apply(track, leg, Said(Kind.LOST, failure=event.failure), now, out)
                     self._settle(track, now, out)
 
     def _hear(self, report: Report, now: float, out: list[Action]) -> None:

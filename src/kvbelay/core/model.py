@@ -226,7 +226,9 @@ class Event(msgspec.Struct, frozen=True):
     side: Side = Side.LOAD
     request: str = ""
     child: str = ""
-    """LOST: the child that was removed or is dead."""
+    """LOST: the child that was removed or is dead; with a ``request``, only that request's peer."""
+    failure: Failure | None = None
+    """LOST of one request: why."""
     plan: tuple[str, ...] = ()
     """BEGIN: the children; a load tries them one after another, a save goes to all."""
     bystanders: tuple[str, ...] = ()

@@ -7,6 +7,8 @@ from typing import Any
 import msgspec
 
 from kvbelay.core.model import Failure, Outcome
+from kvbelay.link.events import Source
+from kvbelay.link.messages import Gone, Offer
 
 
 class Case(msgspec.Struct):
@@ -23,6 +25,15 @@ class Case(msgspec.Struct):
     """Children that had some of it to load."""
     peer: tuple[str, str] | None = None
     """Whom the load in flight pulls from."""
+    source: Source | None = None
+    """The engine that has offered it, where there is a link between the two."""
+    remote: str = ""
+    """That engine's name of the request."""
+    answer: Offer | Gone | None = None
+    """What it has said of the offer."""
+    answered_at: float = 0.0
+    computed: int = 0
+    """Tokens that were there at the last look-up."""
     undecided: dict[str, float] = {}
     """Children that are "still looking", since when."""
     awaits_recv: bool = False
@@ -31,6 +42,8 @@ class Case(msgspec.Struct):
     """Every rank has settled it, before it was decided."""
     awaits_sent: bool = False
     """The host waits for "sent"."""
+    saving: tuple[str, ...] = ()
+    """The children that save it, or offer it to others."""
     loaded: Outcome | None = None
     """How the load in flight ended."""
     saved: Outcome | None = None

@@ -38,6 +38,8 @@ class Guarded:
         self.options = options
         self.pulls = options.role is Role.PD
         """It pulls from another engine what the request's parameters name; else it is a cache."""
+        self.pushed = False
+        """The other engine writes into this one's blocks."""
         self.needed: tuple[str, ...] = ()
         """The parameters without which it cannot pull."""
         self.hosts = None if options.hosts is None else frozenset(options.hosts)
@@ -138,6 +140,7 @@ def configured(vllm_config: Any, series: Series | None = None) -> list[tuple[Gua
             remedy = "shorten load_s, or lengthen the lease on both sides"
             raise errors.ConfigError(msg, source="--kv-transfer-config", field=field, remedy=remedy)
         child = Guarded(name, option, series, lease_s)
+        child.pushed = config.get("kv_connector") in host.PUSHED
         child.needed = host.NEEDED.get(config.get("kv_connector", ""), ())
         children.append((child, config))
     return children

@@ -7,7 +7,7 @@ The children drive themselves; the desk watches them through the gates' reports.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable
 from typing import Any, cast
 
 import msgspec
@@ -16,14 +16,16 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadat
 from kvbelay.core.children import Status
 from kvbelay.core.gate import in_order
 from kvbelay.core.ledger import Ledger
-from kvbelay.core.model import Action, Do, Event, Failure, Kind, Outcome, Report, Result, Side, Swallow
+from kvbelay.core.model import Action, Do, Event, Failure, Kind, Order, Outcome, Report, Result, Side
 from kvbelay.vllm import host
 from kvbelay.vllm.case import Case
 from kvbelay.vllm.children import Guarded
+from kvbelay.vllm.completions import Completions
 from kvbelay.vllm.gauges import Gauges
 from kvbelay.vllm.heard import Heard
 from kvbelay.vllm.hooks import NAMES
 from kvbelay.vllm.leases import good_until
+from kvbelay.vllm.liaison import Liaison
 from kvbelay.vllm.lookup import Lookup
 from kvbelay.vllm.metadata import AGGREGATE, GuardMetadata, GuardWorkerMetadata
 from kvbelay.vllm.options import NOW_S, GuardOptions
@@ -43,12 +45,19 @@ ENDS = {Result.LOADED: Kind.LANDED, Result.MISSED: Kind.MISSED, Result.CANCELLED
 class Desk:
     """Decides for all requests of one engine, on reports of ``ranks`` workers.
 
-    ``children`` are all, also those that could not start; ``sync_is_safe`` says whether a synchronous load may be
-    offered to the host.
+    ``children`` are all, also those that could not start; ``liaison`` is the engine's link to others;
+    ``sync_is_safe`` says whether a synchronous load may be offered to the host.
     """
 
     def __init__(
-        self, children: list[Guarded], options: GuardOptions, series: Series, *, ranks: int, sync_is_safe: bool
+        self,
+        children: list[Guarded],
+        options: GuardOptions,
+        series: Series,
+        liaison: Liaison,
+        *,
+        ranks: int,
+        sync_is_safe: bool,
     ) -> None:
         self.staff = Staff(children)
         self.ledger = Ledger(options.policy(), ranks=ranks)
@@ -56,13 +65,16 @@ class Desk:
         self.quarantine = Quarantine()
         self.outbox = Outbox()
         self.recompute = Recompute(options, series)
+        self.liaison = liaison
+        self._checking = liaison.checking
         self._peers = Peers(options.circuit)
-        self._lookup = Lookup(self.staff, self.ledger, self._peers, options, sync_is_safe=sync_is_safe)
+        self._lookup = Lookup(
+            self.staff, self.ledger, self._peers, liaison.checking, options, sync_is_safe=sync_is_safe
+        )
         self._series = series
         self._options = options
         self._ranks = ranks
-        self._ready: set[str] = set()
-        """Requests whose load was decided after the ranks had settled."""
+        self._completions = Completions(self.cases, self.ledger, self.quarantine, self.recompute, self.outbox)
         self._heard = Heard(ranks)
         self._gauges = Gauges(series, self.staff, self.ledger, self._peers, self.quarantine)
         for child in children:
@@ -84,7 +96,7 @@ class Desk:
         if request.kv_transfer_params is None:
             self.staff.asks["on_new_request"](request)
             return
-        self.cases.setdefault(request.request_id, Case(request))
+        self.liaison.arrived(self.cases.setdefault(request.request_id, Case(request)))
         for child in self.staff:
             child.ask("on_new_request", self.seen_by(child, request), request=request.request_id)
 
@@ -94,7 +106,7 @@ class Desk:
         case = self.cases.get(request.request_id)
         if case is None:
             case = self.cases[request.request_id] = Case(request)
-        case.request = request
+        case.request, case.computed = request, computed
         if self.recompute.waits(case, now):
             return None, False
         best = self._lookup.choose(case, computed, now)
@@ -109,10 +121,12 @@ class Desk:
         if child is None:
             for other in self.staff:
                 self._nothing_to_load(case, other, blocks)
+            if case.failures:
+                self._checking.over(case)
             return
         written = host.all_ids(blocks)
         if case.asynchronous:
-            self._begin_load(case, child, tokens, written)
+            self._begin_load(case, child, tokens, written, blocks)
         else:
             self.outbox.sync[child.name] = self.outbox.sync.get(child.name, frozenset()) | written
         answer = self._allocate(child, request, blocks, tokens)
@@ -137,14 +151,19 @@ class Desk:
                 self.ledger.children[child.name].circuit.failed(time.monotonic())
             else:
                 metas[child.name] = cast("KVConnectorMetadata", answer)
+        if self.liaison.links is not None:
+            self._hear(time.monotonic())
+            self.outbox.offered = self.liaison.offered(scheduler_output)
         self._expire()  # ranks that have nothing to say bring no `update`
-        while self._ready:
-            self.outbox.pulses.append((self._ready.pop(), Side.LOAD, ""))
+        while self._completions.ready:
+            self.outbox.pulses.append((self._completions.ready.pop(), Side.LOAD, ""))
         return self.outbox.take(metas)
 
     # The end of a request
 
-    def finished(self, request: Any, ask: Callable[[Guarded], object]) -> tuple[bool, dict[str, Any] | None]:
+    def finished(
+        self, request: Any, block_ids: tuple[list[int], ...], ask: Callable[[Guarded], object]
+    ) -> tuple[bool, dict[str, Any] | None]:
         """The request is over. Whether its blocks must be kept, and what the client hears."""
         request_id = request.request_id
         case = self.cases.setdefault(request_id, Case(request))
@@ -158,29 +177,28 @@ class Desk:
                     saving.append(child)
                 if answer[1]:
                     params[child.name] = answer[1]
+        offering = [child for child in saving if child.name in params]
+        link = self.liaison.told(request_id, offering, block_ids) if offering else {}
         if saving:
-            case.awaits_sent = True
-            self._begin(case, Side.SAVE, [child.name for child in saving], 1, self._save_s(saving))
+            case.awaits_sent, case.saving = True, tuple(child.name for child in saving)
+            within_s = max(child.options.save_s or self._options.save_s for child in saving)
+            self._begin(case, Side.SAVE, list(case.saving), 1, within_s)
         elif not case.awaits_recv:
             self._drop(case)
-        return bool(saving), merged(params, good_until(child for child in saving if child.name in params))
+        return bool(saving), merged(params, good_until(offering), link)
 
     def update(self, output: Any) -> None:
         """Take the workers' reports, decide, and leave in the output only what the host may act on."""
         now = time.monotonic()
         meta = output.kv_connector_worker_meta
-        ended: list[Report] = []
-        if type(meta) is GuardWorkerMetadata:
-            self._learn(meta, now)
-            for report in in_order(meta.reports):
-                if self._heard.ended(report):
-                    ended.append(report)
-                self._act(self.ledger.handle(report, now))
+        ended = self._take(meta, now) if type(meta) is GuardWorkerMetadata else []
         self._expire()
-        received, sent = self._let_through(output)
+        received, sent = self._completions.let_through(output)
         _tell_children(self.staff, output, meta, ended)
         output.finished_recving = received or None
         output.finished_sending = sent or None
+        for request in sent:
+            self.liaison.sent(request)
         for request in received | sent:
             case = self.cases.get(request)
             if case is not None and case.over:
@@ -209,6 +227,28 @@ class Desk:
 
     # Inside
 
+    def _hear(self, now: float) -> None:
+        """Act on what other engines have said."""
+        for event in self.liaison.hear(now):
+            self._act(self.ledger.handle(event, now))
+        for freed in self.liaison.freed():
+            case = self.cases.get(freed.request)
+            if case is not None and case.awaits_sent:
+                self.outbox.released += [(freed.request, name) for name in case.saving]
+
+    def _take(self, meta: GuardWorkerMetadata, now: float) -> list[Report]:
+        """Tell the ledger what the ranks report; returns what with it has ended on all of them."""
+        self._learn(meta, now)
+        ended = []
+        for report in in_order(meta.reports):
+            if self._heard.ended(report):
+                ended.append(report)
+            if not self._checking.holds_back(report, now):
+                self._act(self.ledger.handle(report, now))
+        for report in self._checking.verdicts(now) if ended else ():
+            self._act(self.ledger.handle(report, now))
+        return ended
+
     def _expire(self) -> None:
         """Act on what is overdue; what is called off here is held at once."""
         if self.ledger.due() is None:
@@ -231,15 +271,7 @@ class Desk:
             blocks = host.no_blocks(blocks)
         self._allocate(child, case.request, blocks, 0)
 
-    def _let_through(self, output: Any) -> tuple[set[str], set[str]]:
-        """The completions of a step that the host may hear: received, and sent."""
-        if not (output.finished_recving or output.finished_sending or self._ready):
-            return set(), set()
-        pulses, self._ready = {*(output.finished_recving or ()), *self._ready}, set()
-        received = {request for request in pulses if self._received(request, output.failed_recving)}
-        return received, {request for request in output.finished_sending or () if self._sent(request)}
-
-    def _begin_load(self, case: Case, child: Guarded, tokens: int, written: frozenset[int]) -> None:
+    def _begin_load(self, case: Case, child: Guarded, tokens: int, written: frozenset[int], blocks: Any) -> None:
         case.awaits_recv, case.loaded, case.pulsed = True, None, False
         now = time.monotonic()
         case.peer = self._peers.named(child, self.seen_by(child, case.request))
@@ -247,11 +279,15 @@ class Desk:
             self._peers.circuit(case.peer).admit(now)
         elif self.ledger.children[child.name].judged:
             self.ledger.children[child.name].circuit.admit(now)
-        within_s = min(child.options.load_s or self._options.load_s, child.trusted_s)
+        left_s = self._checking.left_s(case, now)
+        within_s = min(child.options.load_s or self._options.load_s, child.trusted_s, left_s)
         self.outbox.blocks[case.request.request_id] = written
-        self._begin(case, Side.LOAD, [child.name], tokens, within_s)
+        order = self._begin(case, Side.LOAD, [child.name], tokens, within_s)
+        reading = None if order is None else self._checking.began(case, child, order.epoch, blocks, tokens)
+        if reading is not None:
+            self.outbox.checks.append(reading)
 
-    def _begin(self, case: Case, side: Side, plan: list[str], stop: int, within_s: float) -> None:
+    def _begin(self, case: Case, side: Side, plan: list[str], stop: int, within_s: float) -> Order | None:
         event = Event(
             Kind.BEGIN, side, case.request.request_id, plan=tuple(plan), observed=True, stop=stop, within_s=within_s
         )
@@ -259,9 +295,8 @@ class Desk:
         self._act(self.ledger.handle(event, time.monotonic()))
         if len(self.outbox.orders) == began:  # refused: no gate is armed, so the ranks have to be told to answer
             self.outbox.pulses.append((case.request.request_id, side, plan[0]))
-
-    def _save_s(self, saving: Iterable[Guarded]) -> float:
-        return max(child.options.save_s or self._options.save_s for child in saving)
+            return None
+        return self.outbox.orders[-1]
 
     def _fail_begun(self, name: str, failure: Failure, requests: set[str] | None) -> None:
         """What this child was to begin in this step has failed before any worker heard of it."""
@@ -289,6 +324,7 @@ class Desk:
         for failure in outcome.failures:
             if failure.operation not in NAMES:  # a hook's failure was counted when it was raised
                 self._series.count("failures", failure.child, failure.operation, failure.kind)
+        self.liaison.ended(outcome)
         if not self.ledger.remembers(outcome.request, outcome.side):
             self._forget(outcome.request, outcome.side)
         case = self.cases.get(outcome.request)
@@ -305,7 +341,7 @@ class Desk:
     def _load_told(self, case: Case, outcome: Outcome) -> None:
         case.loaded = outcome
         if case.pulsed:
-            self._ready.add(outcome.request)
+            self._completions.ready.add(outcome.request)
         case.failures += outcome.failures
         first = outcome.failures[0] if outcome.failures else None
         if case.peer is not None:
@@ -321,6 +357,8 @@ class Desk:
     def _forget(self, request: str, side: Side) -> None:
         """Nothing is left of the request in this direction."""
         self._heard.forget(request, side)
+        if side is Side.LOAD:
+            self._checking.forget(request)
         self.outbox.forget.append((request, side))
 
     def _release(self, request: str, side: Side) -> None:
@@ -333,54 +371,17 @@ class Desk:
             case.saved = msgspec.structs.replace(case.saved, held=False)
         self._forget(request, side)
 
-    def _received(self, request_id: str, failed: Collection[str]) -> bool:
-        """Whether the host may hear that the request was received; of those in ``failed`` it knows that they failed."""
-        case = self.cases.get(request_id)
-        if case is None or not case.awaits_recv:
-            self.ledger.swallowed["", Swallow.UNKNOWN_REQUEST if case is None else Swallow.DUPLICATE] += 1
-            return False
-        if case.failing:
-            case.awaits_recv = request_id not in failed
-        elif case.loaded is None:
-            case.pulsed = True  # the ranks are ahead of their reports
-        else:
-            self._decide(case, case.loaded)
-        return not case.awaits_recv and not (case.finished and case.awaits_sent)  # the last of two frees the blocks
-
-    def _decide(self, case: Case, outcome: Outcome) -> None:
-        """The load is over, on every rank: what the host shall think of it, if it is to hear of it now."""
-        request_id = case.request.request_id
-        if outcome.held:
-            self.quarantine.hold(request_id, Side.LOAD)
-        if case.finished or outcome.result is Result.LOADED:
-            case.awaits_recv = False
-        elif self.recompute.may_go_on(case, time.monotonic()):
-            case.awaits_recv = False
-            host.recompute(self.quarantine.manager, case.request)
-        else:
-            case.failing = True
-            self.outbox.fails.append(request_id)
-
-    def _sent(self, request_id: str) -> bool:
-        """Whether the host may hear that the request was sent."""
-        case = self.cases.get(request_id)
-        if case is None or not case.awaits_sent:
-            self.ledger.swallowed["", Swallow.UNKNOWN_REQUEST if case is None else Swallow.DUPLICATE] += 1
-            return False
-        if case.saved is not None and case.saved.held:
-            self.quarantine.hold(request_id, Side.SAVE)
-        case.awaits_sent = False
-        return not case.awaits_recv
-
     def _drop(self, case: Case) -> None:
         """Nobody waits for the request any more."""
         request_id = case.request.request_id
         self.recompute.spared(case)
         self.cases.pop(request_id, None)
+        self.liaison.over(case)
         self._act(self.ledger.handle(Event(Kind.CANCEL, Side.LOAD, request_id), time.monotonic()))
 
     def _learn(self, meta: GuardWorkerMetadata, now: float) -> None:
         """What the ranks have to say of the children."""
+        self.liaison.learned(meta.sums)
         for name, cause in meta.unavailable.items():
             if name in self.staff:
                 self.out_of_service(self.staff[name], cause)

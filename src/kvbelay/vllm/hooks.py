@@ -87,7 +87,7 @@ HOOKS = (
     Hook("prefer_cross_layer_blocks", W, Rule.BASE, "no: the caches are registered layer by layer"),
     Hook("register_cross_layers_kv_cache", W, Rule.EACH, "the child is unavailable", fatal=True),
     Hook("register_finished_partial_tail", S, Rule.ANY, "no"),
-    Hook("register_kv_caches", W, Rule.EACH, "the child is unavailable", fatal=True),
+    Hook("register_kv_caches", W, Rule.OWN, "the child is unavailable", fatal=True),
     Hook("request_finished", S, Rule.OWN, "no delay, no parameters"),
     Hook("request_finished_all_groups", S, Rule.OWN, "no delay, no parameters"),
     Hook("requires_kv_delivery", S, Rule.OWN, "the child does not require it"),
@@ -99,14 +99,14 @@ HOOKS = (
     Hook("set_host_xfer_buffer_ops", W, Rule.EACH, "the child is unavailable", fatal=True),
     Hook("set_xfer_handshake_metadata", S, Rule.OWN, "the child is unavailable", fatal=True),
     Hook("set_xfer_handshake_metadata_pp_aware", S, Rule.OWN, "the child is unavailable", fatal=True),
-    Hook("shutdown", B, Rule.EACH, "nothing"),
+    Hook("shutdown", B, Rule.OWN, "nothing"),
     Hook("start_load_kv", W, Rule.OWN, "the loads that it was to start have failed"),
     Hook("supports_divergent_local_hybrid_hits", S, Rule.OWN, "no"),
     Hook("take_events", S, Rule.OWN, "none from this child"),
     Hook("update_connector_output", S, Rule.OWN, "nothing"),
     Hook("update_state_after_alloc", S, Rule.OWN, "without tokens to load: nothing; else that load has failed"),
     Hook("wait_for_layer_load", W, Rule.OWN, "nothing; its synchronous loads of this step have failed"),
-    Hook("wait_for_save", W, Rule.EACH, "nothing; a deadline settles its saves"),
+    Hook("wait_for_save", W, Rule.OWN, "nothing; a deadline settles its saves"),
 )
 
 NAMES = frozenset(hook.name for hook in HOOKS)

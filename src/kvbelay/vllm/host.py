@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from vllm.distributed.kv_transfer.kv_connector.v1 import base
 
@@ -20,12 +20,20 @@ TESTED = frozenset({"0.32.0"})
 
 NULL = 0
 """The block that stands where a sliding window has none."""
+WINDOWS = {
+    "SlidingWindowSpec": "sliding_window",
+    "SlidingWindowMLASpec": "sliding_window",
+    "ChunkedLocalAttentionSpec": "attention_chunk_size",
+}
+"""Kinds of KV cache groups that keep the last blocks alone, and where they say how many tokens."""
 LEASES = {"NixlConnector": 30.0, "NixlPullConnector": 30.0}
 """Connectors of vLLM that let a consumer read what they offered, and their default for ``kv_lease_duration``."""
 
 
 PULLING = frozenset({"MoRIIOConnector", "MooncakeConnector", "NixlConnector", "NixlPullConnector", "NixlPushConnector"})
 """Connectors of vLLM that are for P/D, and no caches."""
+PUSHED = frozenset({"MooncakeConnector", "NixlPushConnector"})
+"""Those of them into whose blocks the other engine writes: when it is dead, nobody does."""
 _NIXL = ("remote_engine_id", "remote_request_id", "remote_host", "remote_port")
 NEEDED = dict.fromkeys(("NixlConnector", "NixlPullConnector"), _NIXL)
 """Without these parameters they offer a load, and never begin it."""
@@ -100,6 +108,35 @@ def recompute(manager: Any, request: Any) -> None:
 def is_finished(request: Any) -> bool:
     """Whether the request is over."""
     return bool(request.is_finished())
+
+
+class Shape(NamedTuple):
+    """Of a KV cache group: tokens in a block, and how many of the last tokens the next one sees; None: all."""
+
+    block_tokens: int
+    window: int | None
+
+
+def shapes(kv_cache_config: Any) -> tuple[Shape, ...]:
+    """Those of all groups."""
+    found = []
+    for group in kv_cache_config.kv_cache_groups:
+        spec = group.kv_cache_spec
+        attribute = WINDOWS.get(type(spec).__name__)
+        found.append(Shape(int(spec.block_size), None if attribute is None else int(getattr(spec, attribute))))
+    return tuple(found)
+
+
+def block_ids(manager: Any, request_id: str) -> tuple[list[int], ...]:
+    """All blocks of a request, by group."""
+    ids: tuple[list[int], ...] = manager.get_block_ids(request_id)
+    return ids
+
+
+def scheduled(scheduler_output: Any) -> Mapping[str, int]:
+    """How many tokens of each request are computed in this step."""
+    tokens: Mapping[str, int] = scheduler_output.num_scheduled_tokens
+    return tokens
 
 
 def groups(kv_cache_config: Any) -> int:

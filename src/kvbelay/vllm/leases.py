@@ -29,16 +29,19 @@ def good_until(offering: Iterable[Guarded]) -> dict[str, float]:
 
 def came_late(child: Guarded, case: Case) -> bool:
     """Whether a request came too late for what the child was offered. The child's failure then stands in the case."""
-    request = case.request
-    late_s = request.arrival_time - _good_until(child.name, request.kv_transfer_params)
+    late_s = case.request.arrival_time - _good_until(child.name, case.request.kv_transfer_params)
     if late_s <= 0:
         return False
+    refused(child, case, errors.TicketExpired(f"the request came {late_s:.3g} s too late for what it was to load"))
+    return True
+
+
+def refused(child: Guarded, case: Case, error: errors.KvbelayError) -> None:
+    """The child shall not load the request. That stands in the case, once."""
     if not any(failure.child == child.name for failure in case.failures):
-        error = errors.TicketExpired(f"the request came {late_s:.3g} s too late for what it was to load")
-        failure = fail(error, Where(child.name, "load", request.request_id))
+        failure = fail(error, Where(child.name, "load", case.request.request_id))
         child.note(failure)
         case.failures += (failure,)
-    return True
 
 
 def _good_until(child: str, params: object) -> float:

@@ -13,8 +13,9 @@ from kvbelay.core.circuit import CircuitState
 from kvbelay.core.ledger import Ledger
 from kvbelay.core.model import Failure, Side
 from kvbelay.vllm.case import Case
+from kvbelay.vllm.checking import Checking
 from kvbelay.vllm.children import Guarded
-from kvbelay.vllm.leases import came_late
+from kvbelay.vllm.leases import came_late, refused
 from kvbelay.vllm.options import GuardOptions
 from kvbelay.vllm.peers import Peers
 from kvbelay.vllm.staff import Staff
@@ -28,8 +29,16 @@ class Lookup:
     """Asks the children in their order. ``sync_is_safe``: a synchronous load may be offered to the host."""
 
     def __init__(
-        self, staff: Staff, ledger: Ledger, peers: Peers, options: GuardOptions, *, sync_is_safe: bool
+        self,
+        staff: Staff,
+        ledger: Ledger,
+        peers: Peers,
+        checking: Checking,
+        options: GuardOptions,
+        *,
+        sync_is_safe: bool,
     ) -> None:
+        self._checking = checking
         self._staff = staff
         self._ledger = ledger
         self._peers = peers
@@ -51,7 +60,7 @@ class Lookup:
                     return None, False
             elif tokens:
                 case.offered.add(child.name)
-                if not case.chosen:
+                if not case.chosen and not self._refused(child, case, asynchronous=asynchronous):
                     case.chosen, case.asynchronous = child.name, asynchronous
                     best = (tokens, asynchronous)
         return best
@@ -94,6 +103,12 @@ class Lookup:
         if tokens and not asynchronous and not self._sync_is_safe:
             return 0, False
         return tokens, asynchronous
+
+    def _refused(self, child: Guarded, case: Case, *, asynchronous: bool) -> bool:
+        error = self._checking.refusal(child, case, asynchronous=asynchronous)
+        if error is not None and child.pulls:  # a cache that is not asked is a miss
+            refused(child, case, error)
+        return error is not None
 
     def _still_looking(self, case: Case, child: Guarded, now: float) -> bool:
         """Whether to wait for a child that has not decided."""

@@ -14,6 +14,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from kvbelay.core.boundary import Where, call
 from kvbelay.core.gate import merge
 from kvbelay.core.model import Failure, Order, Report, Side
+from kvbelay.vllm.readings import Reading, Sums
 
 AGGREGATE = "aggregate"
 """Where the ranks' own metadata of a child could not be merged."""
@@ -38,6 +39,12 @@ class GuardMetadata(KVConnectorMetadata):
     """Requests for which every rank says "failed to receive" now."""
     forget: tuple[tuple[str, Side], ...] = ()
     """What the gates need not remember any more."""
+    checks: tuple[Reading, ...] = ()
+    """Of loads of ``orders``: what to hash when they are complete."""
+    offered: tuple[Reading, ...] = ()
+    """What to hash at the end of this step, since it is offered to other engines."""
+    released: tuple[tuple[str, str], ...] = ()
+    """Requests and children whose saves are over, since nobody reads them any more."""
 
 
 @dataclass
@@ -50,6 +57,8 @@ class GuardWorkerMetadata(KVConnectorWorkerMetadata):
     """Children that did not start on some rank, with the first cause."""
     failures: tuple[Failure, ...] = ()
     """What children's hooks raised on some rank: the first of each hook."""
+    sums: dict[tuple[str, int], Sums] = field(default_factory=dict)
+    """What was hashed, by request and epoch."""
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> GuardWorkerMetadata:
         """Both in one."""
@@ -68,11 +77,15 @@ class GuardWorkerMetadata(KVConnectorWorkerMetadata):
                 del children[name]
             else:
                 children[name] = both
+        sums = dict(self.sums)
+        for key, more in other.sums.items():
+            sums[key] = sums[key].plus(more) if key in sums else more
         return GuardWorkerMetadata(
             reports=merge(self.reports, other.reports),
             children=children,
             unavailable={**other.unavailable, **self.unavailable},
             failures=tuple(failures),
+            sums=sums,
         )
 
 

@@ -7,6 +7,7 @@ keeps the name of the host's own class, since the host treats that name speciall
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -27,7 +28,9 @@ from kvbelay.core.model import Failure
 from kvbelay.vllm import host
 from kvbelay.vllm.children import Guarded, child_class, child_config, configured, start_children
 from kvbelay.vllm.desk import Desk
+from kvbelay.vllm.digest import Hasher
 from kvbelay.vllm.hooks import FATAL, made_from_table, unknown
+from kvbelay.vllm.liaison import Liaison
 from kvbelay.vllm.metadata import GuardHandshake, GuardMetadata, GuardWorkerMetadata
 from kvbelay.vllm.observe import Observed
 from kvbelay.vllm.options import Mode, guard_options
@@ -90,17 +93,23 @@ class MultiConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         children = start_children(vllm_config, role, kv_cache_config, self._series)
         self._side: Desk | Post
         if role is KVConnectorRole.SCHEDULER:
+            shapes = host.shapes(kv_cache_config)
+            engine, ranks = vllm_config.kv_transfer_config.engine_id, host.ranks(vllm_config)
             self._side = self.desk = Desk(
                 children,
                 options,
                 self._series,
-                ranks=host.ranks(vllm_config),
+                Liaison(options, shapes, self._series, engine=engine, ranks=ranks),
+                ranks=ranks,
                 sync_is_safe=host.sync_loads_are_safe(vllm_config, kv_cache_config),
             )
+            self._close = self.desk.liaison.close
             _greet(children, sync_is_safe=host.sync_loads_are_safe(vllm_config, kv_cache_config))
         else:
             one_group = host.groups(kv_cache_config) == 1
             self._side = self.post = Post(children, self._series, rank=host.rank(vllm_config), one_group=one_group)
+            self._close = self.post.close
+            self._make_hasher = partial(Hasher.of, kv_cache_config=kv_cache_config, vllm_config=vllm_config)
             if host.version() in host.TESTED:  # known to pass these arguments alone, for each layer: a call is saved
                 self.__dict__.update(wait_for_layer_load=self.post.wait_for_layer, save_kv_layer=self.post.save_layer)
         self.staff = self._side.staff
@@ -125,6 +134,8 @@ class MultiConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
         self.desk.quarantine.manager = kv_cache_manager
+        if self.desk.liaison.offering is not None:
+            self.desk.liaison.offering.manager = kv_cache_manager
         self.out_of_service(answer for _, answer in self.staff.asks["bind_kv_cache_manager"](kv_cache_manager))
 
     def on_new_request(self, request: Any) -> None:
@@ -166,7 +177,7 @@ class MultiConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 return child.ask("request_finished_all_groups", seen, block_ids, request=request.request_id)
             return child.ask("request_finished", seen, block_ids[0], request=request.request_id)
 
-        return self.desk.finished(request, ask)
+        return self.desk.finished(request, block_ids, ask)
 
     def has_pending_push_work(self) -> bool:
         answers = self.staff.asks["has_pending_push_work"]()
@@ -208,6 +219,10 @@ class MultiConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         given = {child.name: said for child, said in answers if isinstance(said, KVConnectorHandshakeMetadata)}
         return GuardHandshake(given) if given else None
 
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        self.post.know_caches(kv_caches, self._make_hasher)
+        self.out_of_service(answer for _, answer in self.staff.asks["register_kv_caches"](kv_caches))
+
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         self.post.bind(connector_metadata)
         super().bind_connector_metadata(connector_metadata)
@@ -233,6 +248,10 @@ class MultiConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             return
         for child in self.staff:
             child.ask("save_kv_layer", layer_name, kv_layer, attn_metadata, **kwargs)
+
+    def wait_for_save(self) -> None:
+        self.staff.asks["wait_for_save"]()
+        self.post.read_offered()
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         sent, received, failed = self.post.results(finished_req_ids)
@@ -264,6 +283,10 @@ class MultiConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return self.post.report()
 
     # Both sides, and the class
+
+    def shutdown(self) -> None:
+        self._close()
+        self.staff.asks["shutdown"]()
 
     def get_kv_connector_stats(self) -> GuardStats | None:
         parts: dict[str, Any] = {}

@@ -16,6 +16,7 @@ import msgspec
 from kvbelay.core.circuit import CircuitPolicy
 from kvbelay.core.policy import Policy
 from kvbelay.errors import ConfigError
+from kvbelay.net.endpoint import Endpoint
 
 KEY = "kvbelay"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -49,6 +50,16 @@ class Role(Enum):
     """It pulls from a prefill engine what a request's ``kv_transfer_params`` name."""
 
 
+class Verify(Enum):
+    """Whether what a child has loaded is compared with what the other engine offered."""
+
+    OFF = "off"
+    PREFER = "prefer"
+    """Where it can be; a load that cannot is taken as it is, and counted."""
+    REQUIRE = "require"
+    """A load that cannot be compared is not taken."""
+
+
 class ChildOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Of one child."""
 
@@ -66,6 +77,8 @@ class ChildOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Deadline of a save; None: the guard's."""
     lease_s: float | None = None
     """How long it keeps, for another engine, what it has offered. None: what is known of vLLM's own connectors."""
+    verify: Verify | None = None
+    """None: as the guard's."""
 
 
 class GuardOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -87,6 +100,10 @@ class GuardOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     on_exhausted: Exhausted = Exhausted.RECOMPUTE
     quarantine_cap: int = 64
     """Held transfers of one child beyond which it gets no new ones."""
+    verify: Verify = Verify.OFF
+    """Needs ``link``, on both sides."""
+    link: Endpoint | None = None
+    """Where other engines' guards reach this one's, and what they have to prove. None: there is no link."""
     circuit: CircuitPolicy = CircuitPolicy(spent_s=2.5)
     """When a child is left alone: too many failures, or too many seconds in slow hooks of the scheduler's side."""
 
@@ -128,6 +145,10 @@ def guard_options(extra: Mapping[str, Any]) -> GuardOptions:
         if not 0 < getattr(options, name) < float("inf"):
             msg = "must be a positive, finite number of seconds"
             raise ConfigError(msg, source="--kv-transfer-config", field=f"{field}.{name}", remedy="correct the value")
+    if options.verify is not Verify.OFF and options.link is None:
+        msg = "digests come over the link between engines, and there is none"
+        remedy = 'add "link": {"listen": "tcp://127.0.0.1:0"}, or see docs/verified-kv.md for other hosts'
+        raise ConfigError(msg, source="--kv-transfer-config", field=f"{field}.verify", remedy=remedy)
     if options.recompute_tokens_per_s <= 0 and options.on_exhausted is Exhausted.RECOMPUTE:
         msg = "a budget of no tokens contradicts on_exhausted 'recompute'"
         remedy = "allow some tokens a second, or set on_exhausted to 'fail'"

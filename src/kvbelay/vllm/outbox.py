@@ -6,6 +6,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadat
 
 from kvbelay.core.model import Action, Do, Order, Side
 from kvbelay.vllm.metadata import GuardMetadata
+from kvbelay.vllm.readings import Reading
 
 
 class Outbox:
@@ -25,7 +26,8 @@ class Outbox:
 
     def take(self, children: dict[str, KVConnectorMetadata]) -> GuardMetadata:
         """All of it, with the children's own metadata."""
-        if not (self.orders or self.blocks or self.sync or self.pulses or self.fails or self.forget):
+        loads = self.orders or self.blocks or self.sync or self.pulses or self.fails or self.forget
+        if not (loads or self.offered or self.released):
             return GuardMetadata(children)
         step = GuardMetadata(
             children=children,
@@ -35,6 +37,9 @@ class Outbox:
             pulses=tuple(self.pulses),
             fails=tuple(self.fails),
             forget=tuple(self.forget),
+            checks=tuple(self.checks),
+            offered=self.offered,
+            released=tuple(self.released),
         )
         self._clear()
         return step
@@ -46,3 +51,6 @@ class Outbox:
         self.pulses: list[tuple[str, Side, str]] = []
         self.fails: list[str] = []
         self.forget: list[tuple[str, Side]] = []
+        self.checks: list[Reading] = []
+        self.offered: tuple[Reading, ...] = ()
+        self.released: list[tuple[str, str]] = []

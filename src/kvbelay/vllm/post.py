@@ -6,14 +6,18 @@ import time
 from collections.abc import Callable
 from typing import Any, cast
 
+import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults, KVConnectorWorkerMetadata
 
 from kvbelay import errors
-from kvbelay.core.boundary import Where, describe, each1, each3, fail
+from kvbelay.core.boundary import Where, call, describe, each1, each3, fail
 from kvbelay.core.gate import Gate
-from kvbelay.core.model import Failure, Kind, Order, Report, Side
+from kvbelay.core.model import Failure, Kind, Order, Report, Side, Swallow
 from kvbelay.vllm.children import Guarded
+from kvbelay.vllm.digest import Hasher
 from kvbelay.vllm.metadata import GuardMetadata, GuardWorkerMetadata
+from kvbelay.vllm.reader import DIGEST, Reader
+from kvbelay.vllm.readings import OFFERED, Reading, Sums
 from kvbelay.vllm.series import Series
 from kvbelay.vllm.staff import Staff, method_of
 
@@ -42,6 +46,13 @@ class Post:
         self._failures: dict[tuple[str, str], Failure] = {}
         """The first of each child and hook that the scheduler has not heard of."""
         self._unavailable = {child.name: child.cause for child in children if child.cause is not None}
+        self._reader = Reader(fail(errors.UnverifiableLayout("no KV caches were registered"), Where("", DIGEST)), None)
+        self._checks: dict[tuple[str, str], Reading] = {}
+        """Loads that are compared with what was offered, by child and request."""
+        self._being_read: dict[tuple[str, str], Reading] = {}
+        """Those of them that the child has reported as complete."""
+        self._sums: dict[tuple[str, int], Sums] = {}
+        """What was hashed, and the scheduler has not heard of."""
         self._savers: Bound = []
         self._waiters: Bound = []
         self.wait_for_layer: Callable[[str], None] = each1(self._waiters, self._wait_failed)
@@ -58,6 +69,15 @@ class Post:
         self._unavailable[child.name] = cause
         self.staff.changed()
         self.bind_layers()
+
+    def know_caches(self, kv_caches: dict[str, Any], make: Callable[[dict[str, Any]], Hasher]) -> None:
+        """The caches are there. ``make`` makes of them what hashes their blocks."""
+        device = next((cache.device for cache in kv_caches.values() if isinstance(cache, torch.Tensor)), None)
+        self._reader = Reader(call(lambda: make(kv_caches), Where("", DIGEST)), device)
+
+    def close(self) -> None:
+        """The engine ends."""
+        self._reader.close()
 
     def bind_layers(self) -> None:
         """Look up the children's layer hooks once: an engine calls them for every layer."""
@@ -78,6 +98,11 @@ class Post:
             if child is None:
                 cause = self.staff[order.child].cause if order.child in self.staff else None
                 self._settle(order, Kind.FAILED, cause)
+        for reading in step.checks:
+            self._checks[reading.child, reading.request] = reading
+        for request, name in step.released:
+            if self.gate.armed(request, Side.SAVE, name):
+                self._keep(self.gate.hear(name, Side.SAVE, request, Kind.LANDED))
         self._in_step = [child for child in self.staff.serving if child.name in step.children]
         for child, answer in self.staff.give("bind_connector_metadata", step.children):
             if isinstance(answer, Failure):  # what it has not heard it does not begin
@@ -97,6 +122,8 @@ class Post:
     def results(self, finished: set[str]) -> tuple[set[str], set[str], set[str]]:
         """What has ended on this rank, each once: sent, received, and of these failed to receive."""
         self._ask_results(finished)
+        for reading, sums in self._reader.done():
+            self._was_read(reading, sums)
         if self.gate.due() is not None:
             for report in self.gate.expire(time.monotonic()):
                 self._keep(report)
@@ -112,6 +139,11 @@ class Post:
             (received if report.side is Side.LOAD else sent).add(report.request)
         return sent, received, set(self.step.fails)
 
+    def read_offered(self) -> None:
+        """Hash what this step has computed for other engines."""
+        for reading in self.step.offered:
+            self._reader.read(reading)
+
     def invalid_blocks(self) -> set[int]:
         """Blocks of this step's synchronous loads that are not good."""
         invalid, self._invalid = self._invalid, set()
@@ -120,7 +152,7 @@ class Post:
     def report(self) -> GuardWorkerMetadata | None:
         """What the scheduler has to know of this step."""
         said = self.staff.asks["build_connector_worker_meta"]()
-        if not (said or self._reports or self._unavailable or self._failures):
+        if not (said or self._reports or self._unavailable or self._failures or self._sums):
             return None
         metas = {
             child.name: cast("KVConnectorWorkerMetadata", meta) for child, meta in said if type(meta) is not Failure
@@ -130,8 +162,9 @@ class Post:
             children=metas,
             unavailable=dict(self._unavailable),
             failures=tuple(self._failures.values()),
+            sums=self._sums,
         )
-        self._reports, self._failures, self._unavailable = [], {}, {}
+        self._reports, self._failures, self._unavailable, self._sums = [], {}, {}, {}
         return up
 
     def show(self) -> None:
@@ -166,11 +199,33 @@ class Post:
             error = errors.TransferFailed("the connector reported a failed load; its own log may say why")
             self._blame(child, request, error)
         for request in results.finished_recving:
-            failure = self._failed.pop((child.name, request), None)
-            kind = Kind.LANDED if failure is None else Kind.FAILED
-            self._keep(self.gate.hear(child.name, Side.LOAD, request, kind, failure=failure))
+            self._received(child.name, request)
         for request in results.finished_sending:
             self._keep(self.gate.hear(child.name, Side.SAVE, request, Kind.LANDED))
+
+    def _received(self, child: str, request: str) -> None:
+        """A load is complete, as its child says. One that is compared is settled when it was hashed."""
+        key = (child, request)
+        if key in self._being_read:
+            self.gate.swallowed[child, Swallow.DUPLICATE] += 1
+            return
+        reading = self._checks.pop(key, None)
+        if reading is not None and key not in self._failed:
+            self._being_read[key] = reading
+            self._reader.read(reading)
+            return
+        failure = self._failed.pop(key, None)
+        kind = Kind.LANDED if failure is None else Kind.FAILED
+        self._keep(self.gate.hear(child, Side.LOAD, request, kind, failure=failure))
+
+    def _was_read(self, reading: Reading, sums: Sums) -> None:
+        key = (reading.child, reading.request)
+        if reading.epoch == OFFERED:
+            self._sums[reading.request, OFFERED] = sums
+        elif self._being_read.get(key) is reading:
+            del self._being_read[key]
+            self._sums[reading.request, reading.epoch] = sums
+            self._received(*key)
 
     def _blame_blocks(self, child: Guarded, blocks: set[int]) -> None:
         """Failed blocks are a failure of the whole load that they belong to."""
@@ -221,7 +276,8 @@ class Post:
         self.gate.forget(request, side)
         if side is Side.LOAD:
             for child in self._blocks.pop(request, ()):
-                self._failed.pop((child, request), None)
+                for by_load in (self._failed, self._checks, self._being_read):
+                    by_load.pop((child, request), None)
 
     def _keep(self, report: Report | None) -> None:
         if report is not None:

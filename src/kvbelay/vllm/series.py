@@ -19,6 +19,10 @@ COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "outcomes": ("Transfers that ended, by how", ("side", "result", "child")),
     "failures": ("Hooks and transfers of a child that failed", ("child", "operation", "kind")),
     "swallowed": ("Completions that changed nothing", ("child", "reason")),
+    "verified_loads": (
+        "Loads by whether they are what the other engine offered: same, different, unknown, or refused",
+        ("child", "result"),
+    ),
     "recomputed_tokens": ("Tokens computed again because a load failed", ()),
 }
 """Series that only grow: what they count, and their labels."""

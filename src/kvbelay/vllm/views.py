@@ -6,6 +6,7 @@ client: it is used only where it has the right shape, and a child whose paramete
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from kvbelay import errors
@@ -29,11 +30,13 @@ class View:
         return getattr(self._request, name)
 
 
-def merged(params: dict[str, dict[str, Any]], until: dict[str, float]) -> dict[str, Any] | None:
+def merged(
+    params: dict[str, dict[str, Any]], until: dict[str, float], link: Mapping[str, Any]
+) -> dict[str, Any] | None:
     """The children's ``kv_transfer_params`` in one: flat, as routers expect it, unless two children use a key.
 
     A key that two children use keeps the first one's value, and every child's own stand by name under ``kvbelay``.
-    There it also says until when the children's offers are good.
+    There it also says until when the children's offers are good, and where the engine's guard is reached (``link``).
     """
     if not params:
         return None
@@ -43,7 +46,7 @@ def merged(params: dict[str, dict[str, Any]], until: dict[str, float]) -> dict[s
         for key, value in own.items():
             clash |= key in flat
             flat.setdefault(key, value)
-    ours: dict[str, Any] = {UNTIL: until} if until else {}
+    ours: dict[str, Any] = {**link, UNTIL: until} if until else {**link}
     if clash:
         ours[CHILDREN] = params
     if ours:

@@ -12,11 +12,8 @@ from fuzz.samples import FINGERPRINT, KEY
 from fuzz.target import Shape, Target, same, typed
 from kvbelay.connectors.stream.frames import (
     ANSWER,
-    HEADER,
     HELLO,
-    MAGIC,
     REQUEST,
-    VERSION,
     Beacon,
     Borrow,
     Done,
@@ -27,16 +24,12 @@ from kvbelay.connectors.stream.frames import (
     Ping,
     Placed,
     Read,
-    Refused,
     Release,
     Return,
     Sending,
-    decode,
-    encode,
-    error_of,
-    message_nbytes,
 )
 from kvbelay.errors import ProtocolViolation, UnknownShape
+from kvbelay.net.frames import HEADER, MAGIC, VERSION, Refused, decode, encode, error_of, message_nbytes
 
 HELLOS = (
     Hello(FINGERPRINT, 7),

@@ -16,11 +16,7 @@ from fuzz.samples import FINGERPRINT, TICKET, blocks
 from fuzz.target import Finding, Target, typed
 from kvbelay.connectors.spans import pieces
 from kvbelay.connectors.stream import near
-from kvbelay.connectors.stream.auth import OPENING, OPENING_MAGIC, PLAIN, TOKEN
-from kvbelay.connectors.stream.frames import VERSION, Done, Hello, Placed, Refused, encode
-from kvbelay.connectors.stream.link import Link
-from kvbelay.connectors.stream.sockets import tune
-from kvbelay.connectors.stream.token import PROOF_NBYTES, SharedToken
+from kvbelay.connectors.stream.frames import Done, Hello, Placed
 from kvbelay.errors import (
     AuthenticationFailed,
     PeerFailed,
@@ -29,6 +25,11 @@ from kvbelay.errors import (
     TicketExpired,
     UnknownShape,
 )
+from kvbelay.net.auth import OPENING, OPENING_MAGIC, PLAIN, TOKEN
+from kvbelay.net.frames import VERSION, Refused, encode
+from kvbelay.net.link import Link
+from kvbelay.net.sockets import tune
+from kvbelay.net.token import PROOF_NBYTES, SharedToken
 from kvbelay.runtime.deadline import Until
 
 HELLO = Hello(FINGERPRINT, 7)

@@ -18,10 +18,10 @@ from kvbelay.connectors.port import Connector
 from kvbelay.connectors.stream import BACKEND as STREAM
 from kvbelay.connectors.stream import StreamConfig
 from kvbelay.connectors.stream.frames import number_of
-from kvbelay.connectors.stream.sockets import parse
 from kvbelay.core.model import Ticket, TransferBatch
 from kvbelay.core.wire import decode_tickets, encode_tickets
 from kvbelay.errors import ConfigError, KvbelayError, ProtocolViolation
+from kvbelay.net.sockets import parse
 from kvbelay.runtime.deadline import Until
 
 

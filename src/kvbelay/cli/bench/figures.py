@@ -77,3 +77,31 @@ class Measured(msgspec.Struct):
     """In the model."""
     rows: list[Row]
     worn: Worn
+
+
+class Hashed(msgspec.Struct):
+    """Blocks of one form, hashed, and copied on the same thread: processor time, seconds, a round each."""
+
+    what: str
+    form: str
+    bytes: int
+    """A round."""
+    hash_s: list[float] = []
+    copy_s: list[float] = []
+    piece_s: list[float] = []
+    """The longest piece of a round: nobody who shares the thread waits longer."""
+
+    @property
+    def ratio(self) -> float:
+        """Throughput against the copy's."""
+        return ratio(self.copy_s, self.hash_s)
+
+    @property
+    def hash_bytes_per_s(self) -> float:
+        """Median throughput."""
+        return self.bytes / median(self.hash_s)
+
+    @property
+    def copy_bytes_per_s(self) -> float:
+        """Median throughput of the copy."""
+        return self.bytes / median(self.copy_s)

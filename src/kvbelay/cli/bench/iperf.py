@@ -8,8 +8,8 @@ from typing import Annotated
 
 import msgspec
 
-from kvbelay.connectors.stream.sockets import Listener, parse
 from kvbelay.errors import TransportError
+from kvbelay.net.sockets import Listener, parse
 
 SECONDS = 1
 """Of one run: it takes no less."""

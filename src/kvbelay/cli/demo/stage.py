@@ -18,9 +18,9 @@ import msgspec
 from kvbelay.cli.begun import in_one_go
 from kvbelay.cli.demo.messages import LINE_LIMIT, FromWorker, Ready, Refused, Setup, decode, write
 from kvbelay.connectors.registry import prepare
-from kvbelay.connectors.stream.sockets import Address, parse
 from kvbelay.core.model import Fingerprint
 from kvbelay.errors import ConfigError, DeadlineExceeded, KvbelayError, PeerLost, ProtocolViolation
+from kvbelay.net.sockets import Address, parse
 
 MODULES = {role: f"kvbelay.cli.demo.{role}" for role in ("prefill", "decode", "alone")}
 """What the process of a role runs."""

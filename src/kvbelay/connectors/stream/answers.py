@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from kvbelay.connectors.stream.frames import ANSWER, Answer, Done, Found, Hello, Placed, Refused, Sending, error_of
-from kvbelay.connectors.stream.link import Ask, Link
+from kvbelay.connectors.stream.frames import ANSWER, Answer, Done, Found, Hello, Placed, Sending
 from kvbelay.errors import ProtocolViolation
+from kvbelay.net.frames import Refused, error_of
+from kvbelay.net.link import Ask, Link
 
 A = TypeVar("A", Done, Found, Hello, Placed, Sending)
 

@@ -15,8 +15,6 @@ from kvbelay.connectors.port import Deadline
 from kvbelay.connectors.spans import batch_nbytes, chunked, digest_chunk, pieces
 from kvbelay.connectors.stream import near
 from kvbelay.connectors.stream.answers import expect
-from kvbelay.connectors.stream.auth import FilePath, Trust
-from kvbelay.connectors.stream.clients import Clients
 from kvbelay.connectors.stream.fetch import fetch
 from kvbelay.connectors.stream.frames import (
     MAX_IDS,
@@ -31,14 +29,10 @@ from kvbelay.connectors.stream.frames import (
     locator_of,
     number_of,
 )
-from kvbelay.connectors.stream.link import Link
 from kvbelay.connectors.stream.pool import Pool
 from kvbelay.connectors.stream.server import Server
 from kvbelay.connectors.stream.shelf import Shelf
-from kvbelay.connectors.stream.sockets import Address, Listener, parse
 from kvbelay.connectors.stream.stripes import Stripes, stripes_for
-from kvbelay.connectors.stream.tls import MutualTls, TlsConfig
-from kvbelay.connectors.stream.token import SharedToken, load_token
 from kvbelay.core.model import BatchId, BatchResult, Fingerprint, Miss, Ticket, TransferBatch
 from kvbelay.errors import (
     Closed,
@@ -49,6 +43,10 @@ from kvbelay.errors import (
     PeerLost,
     ProtocolViolation,
 )
+from kvbelay.net.clients import Clients
+from kvbelay.net.endpoint import Endpoint, dialled, listening, trust_of
+from kvbelay.net.link import Link
+from kvbelay.net.sockets import Address
 
 CREW = 16
 """Most threads that receive second and further stripes; where none is free, the caller's own does it."""
@@ -61,15 +59,11 @@ interpreter for longer than it digests.
 A = TypeVar("A", Done, Found)
 
 
-class StreamConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the configuration may say. An address is ``unix:///path``, ``tcp://10.0.0.1:port`` or ``tcp://[fd00::1]:port``;
+class StreamConfig(Endpoint, frozen=True, forbid_unknown_fields=True):
+    """What the configuration may say beyond its `Endpoint`. An address is ``unix:///path``, ``tcp://10.0.0.1:port`` or ``tcp://[fd00::1]:port``;
     beyond loopback only with a token or TLS. See docs/stream.md.
     """
 
-    listen: str | None = None
-    """Where this side serves what it has put; port 0: the system chooses. None: it only reads."""
-    advertise: str | None = None
-    """What readers dial, where that is not `listen`; port 0: the one that it listens on."""
     peers: tuple[str, ...] = ()
     """Whom `lookup` and `probe` ask."""
     connections: Annotated[int, msgspec.Meta(ge=1, le=MAX_STRIPES)] = 2
@@ -82,10 +76,6 @@ class StreamConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
     max_published: Annotated[int, msgspec.Meta(ge=1)] = 65_536
     """Most batches that it serves at a time."""
-    token_file: FilePath | None = None
-    """The file that holds the token which all peers share: 32 random bytes at least, for its owner only."""
-    tls: TlsConfig | None = None
-    """Certificates for mutual TLS."""
 
 
 class StreamConnector:
@@ -98,12 +88,12 @@ class StreamConnector:
         self._connections = config.connections
         self._child = child
         self._fingerprint = fingerprint.digest()
-        trust = self._trust = _trust_of(config)
-        self._peers = tuple(_dialled(text, f"peers[{index}]", trust) for index, text in enumerate(config.peers))
+        trust = self._trust = trust_of(config)
+        self._peers = tuple(dialled(text, f"peers[{index}]", trust) for index, text in enumerate(config.peers))
         hello = Hello(fingerprint, secrets.randbits(63))
         self._incarnation = hello.incarnation
         self._closed = threading.Event()
-        listener, self._address = _listening(config, trust)
+        listener, self._address = listening(config, trust)
         self._shelf = Shelf(
             child=child,
             peer=str(self._address),
@@ -240,7 +230,7 @@ class StreamConnector:
 
     def _issuer(self, ticket: Ticket) -> Address:
         try:
-            return _dialled(ticket.peer, "peer", self._trust)
+            return dialled(ticket.peer, "peer", self._trust)
         except ConfigError as exc:
             msg = f"the ticket's peer cannot be asked: {exc.what}"
             raise ProtocolViolation(msg, remedy="give each ticket to the connector that its child names") from exc
@@ -280,43 +270,6 @@ class StreamBackend:
 
 
 BACKEND = StreamBackend()
-
-
-def _trust_of(config: StreamConfig) -> Trust:
-    if config.token_file is not None and config.tls is not None:
-        msg = "the certificates of tls prove already what a token would"
-        raise ConfigError(msg, field="token_file", remedy="leave one of the two out")
-    if config.tls is not None:
-        return MutualTls(config.tls)
-    return Trust() if config.token_file is None else SharedToken(load_token(config.token_file, "token_file"))
-
-
-def _dialled(text: str, field: str, trust: Trust) -> Address:
-    """A peer's address. Raises `ConfigError` for ``field`` if it is none, or one that the trust does not allow."""
-    address = parse(text, field=field)
-    trust.allow(address, field)
-    if address.wildcard:
-        msg = f"{address} stands for all addresses of a host, and nobody can dial it"
-        raise ConfigError(msg, field=field, remedy="write the one address that peers reach")
-    return address
-
-
-def _listening(config: StreamConfig, trust: Trust) -> tuple[Listener | None, Address | None]:
-    """What it listens on, and what its readers dial."""
-    told = None if config.advertise is None else _dialled(config.advertise, "advertise", trust)
-    if config.listen is None:
-        if told is not None:
-            raise ConfigError("nothing is listened on", field="advertise", remedy="set listen too, or leave it out")
-        return None, None
-    bound = parse(config.listen, field="listen")
-    trust.allow(bound, "listen")
-    if told is None and bound.wildcard:
-        msg = f"{bound} stands for all addresses of this host, and readers have to dial one of them"
-        raise ConfigError(msg, field="advertise", remedy="name the address that readers reach")
-    listener = Listener(bound, field="listen")
-    if told is not None and told.host and not told.port:
-        told = Address(host=told.host, port=listener.address.port)
-    return listener, told or listener.address
 
 
 def _call(link: Link, request: Request, kind: type[A], within: Deadline) -> A:

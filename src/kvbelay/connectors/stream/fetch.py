@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from kvbelay.connectors.spans import chunked, digest_chunk
 from kvbelay.connectors.stream.answers import expect
 from kvbelay.connectors.stream.frames import Read, Sending, number_of, stripe_nbytes
-from kvbelay.connectors.stream.link import Ask, Link
 from kvbelay.connectors.stream.stripes import Stripes
 from kvbelay.core.model import Ticket
 from kvbelay.errors import ProtocolViolation
+from kvbelay.net.link import Ask, Link
 
 
 def fetch(

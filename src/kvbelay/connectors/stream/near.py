@@ -21,20 +21,12 @@ import msgspec
 
 from kvbelay.connectors.spans import CHUNK, chunked, digest_chunk
 from kvbelay.connectors.stream.answers import expect
-from kvbelay.connectors.stream.frames import (
-    Beacon,
-    Borrow,
-    Done,
-    Hello,
-    Placed,
-    Return,
-    number_of,
-)
-from kvbelay.connectors.stream.link import IOV_MAX, Ask, Link
-from kvbelay.connectors.stream.sockets import Address
+from kvbelay.connectors.stream.frames import Beacon, Borrow, Done, Hello, Placed, Return, number_of
 from kvbelay.connectors.stream.stripes import Stripes
 from kvbelay.core.model import BlockSpan, Ticket
 from kvbelay.errors import PeerFailed, PeerLost, ProtocolViolation
+from kvbelay.net.link import IOV_MAX, Ask, Link
+from kvbelay.net.sockets import Address
 
 WORDS = 2
 """Of one piece in a table: address and size, as in the system's ``struct iovec``."""

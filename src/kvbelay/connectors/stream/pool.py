@@ -8,12 +8,12 @@ import time
 from collections.abc import Iterator
 
 from kvbelay.connectors.stream.answers import expect
-from kvbelay.connectors.stream.auth import Trust, require_promised
 from kvbelay.connectors.stream.frames import Hello
-from kvbelay.connectors.stream.link import Ask, Link
 from kvbelay.connectors.stream.near import reaches
-from kvbelay.connectors.stream.sockets import Address, dial
 from kvbelay.errors import Closed, FingerprintMismatch, PeerLost, PeerRestarted
+from kvbelay.net.auth import Trust, require_promised
+from kvbelay.net.link import Ask, Link
+from kvbelay.net.sockets import Address, dial
 
 MAX_IDLE = 32
 """Most connections that are kept for later, all peers together; the longest idle go first."""

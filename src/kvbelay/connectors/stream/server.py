@@ -1,19 +1,13 @@
-"""The serving side: one thread that accepts, and one for each connection, of which there is a bounded number."""
+"""The serving side: what each client is answered."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import socket
-import threading
 import time
 
-from kvbelay.connectors.stream.auth import Trust, require_promised
-from kvbelay.connectors.stream.clients import Clients
 from kvbelay.connectors.stream.frames import (
     HELLO,
     MAX_PIECES,
-    MAX_TEXT,
     REQUEST,
     Borrow,
     Done,
@@ -22,17 +16,14 @@ from kvbelay.connectors.stream.frames import (
     Lookup,
     Placed,
     Read,
-    Refused,
     Release,
     Request,
     Return,
     Sending,
     stripe_nbytes,
 )
-from kvbelay.connectors.stream.link import Ask, Link
 from kvbelay.connectors.stream.near import WORDS, places
 from kvbelay.connectors.stream.shelf import Entry, Shelf
-from kvbelay.connectors.stream.sockets import Listener, tune
 from kvbelay.errors import (
     DeadlineExceeded,
     FingerprintMismatch,
@@ -42,14 +33,17 @@ from kvbelay.errors import (
     TicketExpired,
     UnknownShape,
 )
+from kvbelay.net.auth import Trust, require_promised
+from kvbelay.net.clients import Clients
+from kvbelay.net.door import Door
+from kvbelay.net.frames import MAX_TEXT, Refused
+from kvbelay.net.link import Ask, Link
+from kvbelay.net.sockets import Listener
 
 PATIENCE_S = 5.0
 """How long a client may take to prove itself and say hello, to finish a message that it began, or to take an answer."""
 PACE = float(1 << 20)
 """Bytes a second. Slower, a stripe of 1 GiB would be held for hours, were its lease as long."""
-CLOSE_S = 5.0
-"""How long `close` waits for one thread; they stop at once, unless the machine stands still."""
-_PAUSE_S = 0.1
 _log = logging.getLogger(__name__)
 
 
@@ -88,7 +82,6 @@ class Server:
         patience_s: float = PATIENCE_S,
         pace: float = PACE,
     ) -> None:
-        self._listener = listener
         self._shelf = shelf
         self._hello = hello
         self._child = child
@@ -96,43 +89,11 @@ class Server:
         self._clients = clients
         self._patience_s = patience_s
         self._pace = pace
-        self._closing = threading.Event()
-        self._acceptor = threading.Thread(target=self._accept, name=f"kvbelay {child} accept", daemon=True)
-        self._acceptor.start()
+        self._door = Door(listener, trust, clients, self._serve, child=child)
 
     def close(self) -> None:
         """Stop serving: no connection, thread or socket file is left. Idempotent."""
-        self._closing.set()
-        with contextlib.suppress(OSError):  # closed already
-            self._listener.sock.shutdown(socket.SHUT_RDWR)  # wakes accept()
-        threads = self._clients.close()
-        self._acceptor.join(CLOSE_S)
-        for thread in (*threads, *self._clients.close()):  # one may have been on its way in
-            thread.join(CLOSE_S)
-        self._listener.close()
-
-    def _accept(self) -> None:
-        while not self._closing.is_set():
-            try:
-                sock, _ = self._listener.sock.accept()
-            except OSError as exc:  # shut down, or out of descriptors for the moment
-                if not self._closing.wait(_PAUSE_S):
-                    _log.warning("connector %r cannot accept a connection: %s", self._child, exc)
-                continue
-            link = self._trust.accepted(sock)
-            if not self._clients.wait_for_room():
-                link.close()
-                return
-            try:
-                tune(sock)
-                thread = threading.Thread(target=self._serve, args=(link,), name=f"kvbelay {self._child} serve")
-                thread.daemon = True
-                self._clients.enter(link, thread)
-                thread.start()
-            except (OSError, RuntimeError) as exc:  # gone already, or the system has no thread to give
-                _log.warning("connector %r cannot serve a connection: %s", self._child, exc)
-                self._clients.leave(link)
-                link.close()
+        self._door.close()
 
     def _serve(self, link: Link) -> None:
         try:
@@ -150,9 +111,6 @@ class Server:
             pass  # its readers come back by themselves
         except KvbelayError as exc:
             _log.info("connector %r ends a connection: %s", self._child, exc)
-        finally:
-            link.close()
-            self._clients.leave(link)
 
     def _greet(self, link: Link) -> bool:
         """Whether it may stay; all of it within the patience, however the time is spent."""

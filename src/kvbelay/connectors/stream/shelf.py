@@ -10,10 +10,10 @@ from itertools import takewhile
 
 from kvbelay.connectors.port import Deadline
 from kvbelay.connectors.stream.frames import Offer, locator_of
-from kvbelay.connectors.stream.link import Ask, Link
-from kvbelay.connectors.stream.sockets import SLICE_S
 from kvbelay.core.model import BatchId, BlockSpan, Ticket, TransferBatch
 from kvbelay.errors import Closed, DeadlineExceeded, StoreFull, TicketExpired
+from kvbelay.net.link import Ask, Link
+from kvbelay.net.sockets import SLICE_S
 
 
 class Entry:

@@ -14,10 +14,10 @@ from typing import Annotated, ClassVar, TypeAlias
 
 import msgspec
 
-from kvbelay.connectors.stream.frames import MAGIC, VERSION, Hello, Refused, encode
-from kvbelay.connectors.stream.link import Ask, Link
-from kvbelay.connectors.stream.sockets import Address
 from kvbelay.errors import AuthenticationFailed, ConfigError, ProtocolViolation
+from kvbelay.net.frames import MAGIC, VERSION, Message, Refused, encode
+from kvbelay.net.link import Ask, Link
+from kvbelay.net.sockets import Address
 
 PLAIN = MAGIC[:1]
 TOKEN = b"t"
@@ -54,12 +54,12 @@ class Trust:
         """The connection of a client; nothing was said yet."""
         return Link(sock, "a client")
 
-    def prove(self, link: Link, hello: Hello, ask: Ask) -> None:
+    def prove(self, link: Link, hello: Message, ask: Ask) -> None:
         """The caller's side; ``hello`` is what it will say next. Raises `AuthenticationFailed`."""
         del hello
         link.handshake(ask)
 
-    def admit(self, link: Link, hello: Hello, ask: Ask) -> None:
+    def admit(self, link: Link, hello: Message, ask: Ask) -> None:
         """The side that was called. Raises `AuthenticationFailed`, after the client was told what is demanded."""
         del hello
         self._expect(link, ask)
@@ -78,12 +78,12 @@ class Trust:
         raise AuthenticationFailed(msg, remedy=REMEDY)
 
 
-def digest_of(hello: Hello) -> bytes:
+def digest_of(hello: Message) -> bytes:
     """What a proof covers of a hello."""
     return hashlib.sha256(encode(hello)).digest()
 
 
-def require_promised(link: Link, hello: Hello) -> None:
+def require_promised(link: Link, hello: Message) -> None:
     """Raises `ProtocolViolation` if the peer says another hello than the one that its proof covers."""
     if link.promised and link.promised != digest_of(hello):
         msg = f"{link.peer} says another hello than the one that it proved"

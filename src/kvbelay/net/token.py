@@ -19,7 +19,8 @@ import secrets
 from pathlib import Path
 from typing import ClassVar
 
-from kvbelay.connectors.stream.auth import (
+from kvbelay.errors import AuthenticationFailed, ConfigError, ProtocolViolation, UnknownShape
+from kvbelay.net.auth import (
     DEMANDS,
     OPENING,
     OPENING_MAGIC,
@@ -29,10 +30,9 @@ from kvbelay.connectors.stream.auth import (
     digest_of,
     require_private,
 )
-from kvbelay.connectors.stream.frames import MAGIC, VERSION, Hello
-from kvbelay.connectors.stream.link import Ask, Link
-from kvbelay.connectors.stream.sockets import Address
-from kvbelay.errors import AuthenticationFailed, ConfigError, ProtocolViolation, UnknownShape
+from kvbelay.net.frames import MAGIC, VERSION, Message
+from kvbelay.net.link import Ask, Link
+from kvbelay.net.sockets import Address
 
 MIN_NBYTES, MAX_NBYTES = 32, 4096
 """Of a token. It has to be random: whoever dials a peer gets a proof to try guesses on."""
@@ -54,7 +54,7 @@ class SharedToken(Trust):
     def allow(self, address: Address, field: str) -> None:
         """Everywhere."""
 
-    def prove(self, link: Link, hello: Hello, ask: Ask) -> None:
+    def prove(self, link: Link, hello: Message, ask: Ask) -> None:
         ours = _opening(hello)
         link.send_views([memoryview(ours)], ask)
         theirs = _receive_opening(link, ask)
@@ -62,7 +62,7 @@ class SharedToken(Trust):
             raise _unproved(link)
         link.send_views([memoryview(self._proof(_CALLER, ours, theirs))], ask)
 
-    def admit(self, link: Link, hello: Hello, ask: Ask) -> None:
+    def admit(self, link: Link, hello: Message, ask: Ask) -> None:
         self._expect(link, ask)
         ours = _opening(hello)
         try:
@@ -94,7 +94,7 @@ def load_token(path: str, field: str) -> bytes:
     return token
 
 
-def _opening(hello: Hello) -> bytes:
+def _opening(hello: Message) -> bytes:
     return OPENING.pack(OPENING_MAGIC, VERSION, TOKEN, secrets.token_bytes(NONCE_NBYTES), digest_of(hello))
 
 

@@ -15,10 +15,10 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
-from kvbelay.connectors.stream.auth import TLS, FilePath, Trust, require_private
-from kvbelay.connectors.stream.link import Ask, Link
-from kvbelay.connectors.stream.sockets import SLICE_S, Address
 from kvbelay.errors import AuthenticationFailed, ConfigError, KvbelayError, ProtocolViolation
+from kvbelay.net.auth import TLS, FilePath, Trust, require_private
+from kvbelay.net.link import Ask, Link
+from kvbelay.net.sockets import SLICE_S, Address
 
 RECORD_NBYTES = 1 << 14
 """Most plain text in one record (RFC 8446, 5.1)."""
@@ -130,8 +130,8 @@ class TlsLink(Link):
                     raise self._ended()
                 rest = rest[received or 0 :]
 
-    def wait(self, timeout_s: float | None) -> bool:
-        return (self._tls is not None and self._tls.pending() > 0) or super().wait(timeout_s)
+    def wait(self, timeout_s: float | None, *, or_on: int | None = None) -> bool:
+        return (self._tls is not None and self._tls.pending() > 0) or super().wait(timeout_s, or_on=or_on)
 
     def _shake(self, tls: ssl.SSLSocket) -> int:
         tls.do_handshake()

@@ -11,7 +11,7 @@ import threading
 import time
 from typing import NamedTuple
 
-from kvbelay.connectors.stream.link import Link
+from kvbelay.net.link import Link
 
 DOOR = 32
 """Most connections whose handshake is under way."""

@@ -15,8 +15,8 @@ from typing import TypeAlias, TypeVar
 
 import msgspec
 
-from kvbelay.connectors.stream.frames import HEADER, Answer, Request, decode, encode, message_nbytes
 from kvbelay.errors import PeerLost
+from kvbelay.net.frames import HEADER, Message, decode, encode, message_nbytes
 
 IOV_MAX = 1024
 """Most buffers that Linux takes in one sendmsg or recvmsg."""
@@ -41,7 +41,7 @@ class Link:
         self.incarnation = 0
         """Of the peer, once it has said hello."""
         self.near = 0
-        """The peer's process, if its memory can be read; see `kvbelay.connectors.stream.near`."""
+        """The peer's process, if its memory can be read."""
         self.promised = b""
         """Digest of the hello that the peer's proof covers; empty: its proof covers none."""
         self._sock = sock
@@ -69,7 +69,7 @@ class Link:
                 raise self._ended()
             return seen
 
-    def send(self, message: Request | Answer, ask: Ask) -> None:
+    def send(self, message: Message, ask: Ask) -> None:
         """One message."""
         self.send_views([memoryview(encode(message))], ask)
 
@@ -110,11 +110,16 @@ class Link:
                 raise self._ended()
             _drop(rest, received)
 
-    def wait(self, timeout_s: float | None) -> bool:
-        """Whether there is something to read (also: the end), now or within the time; None waits for ever."""
+    def wait(self, timeout_s: float | None, *, or_on: int | None = None) -> bool:
+        """Whether there is something to read (also: the end), now or within the time; None waits for ever. It comes
+        back without, too, when the descriptor ``or_on`` has something to read.
+        """
         poller = select.poll()
         poller.register(self._sock, select.POLLIN)
-        return bool(poller.poll(None if timeout_s is None else timeout_s * 1000))
+        if or_on is not None:
+            poller.register(or_on, select.POLLIN)
+        events = poller.poll(None if timeout_s is None else timeout_s * 1000)
+        return any(descriptor != or_on for descriptor, _ in events)
 
     def peer_pid(self) -> int:
         """The process that listens at the other end of a unix socket, as the system names it; 0: nobody knows."""

@@ -166,12 +166,12 @@ def _connect(sock: socket.socket, address: Address, ask: Callable[[], object]) -
     while (code := sock.connect_ex(address.target)) not in _CONNECTED:
         if code not in _WAITING:
             msg = f"cannot connect to {address}: {os.strerror(code)}"
-            raise PeerLost(msg, remedy=remedy)
+            raise PeerLost(msg, remedy=remedy) from OSError(code, os.strerror(code))
         ask()
     if address.port and sock.getsockname() == sock.getpeername():
         # TCP connects a port to itself when nobody listens there and the system happens to choose it as ours.
         msg = f"cannot connect to {address}: nobody listens there"
-        raise PeerLost(msg, remedy=remedy)
+        raise PeerLost(msg, remedy=remedy) from ConnectionRefusedError(errno.ECONNREFUSED, "connected to itself")
 
 
 def _size_buffers(sock: socket.socket) -> None:

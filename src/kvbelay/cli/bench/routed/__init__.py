@@ -1,0 +1,1 @@
+"""``kvbelay bench router``: the router between a load and two engines that compute nothing."""

@@ -1,0 +1,1 @@
+"""``kvbelay route``."""
