@@ -29,7 +29,7 @@ class Told:
         self.held = HeldBlocks(cache)
         self._cache, self._tokens, self._hold, self._broken = cache, tokens, held, broken
 
-    def fetch(self, request: str, tokens: tuple[int, ...], table: tuple[int, ...], _packed: str | None) -> Fetched:
+    def fetch(self, request: str, tokens: tuple[int, ...], table: tuple[int, ...], _packed: bytes) -> Fetched:
         if self._broken:
             raise RuntimeError("the fetch broke")
         if self._tokens:

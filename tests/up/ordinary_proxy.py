@@ -6,6 +6,7 @@ What it loses is what a router that retries and falls back must not lose.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import itertools
 import json
 
@@ -48,7 +49,7 @@ class Proxy:
                     async for piece in answer.content.iter_any():
                         await response.write(piece)
                     return response
-        except (ClientError, TimeoutError) as exc:
+        except (ClientError, asyncio.TimeoutError) as exc:
             return web.Response(status=502, text=json.dumps({"error": {"message": repr(exc)}}))
 
 

@@ -208,7 +208,7 @@ class Desk:
             hear=hear,
             offer=params.do_remote_decode and self._publishes,
             fetch=params.do_remote_prefill,
-            packed=params.kvbelay_tickets,
+            packed=bytes(params.kvbelay_tickets),
         )
         over = False
 

@@ -40,7 +40,7 @@ class Transfers(msgspec.Struct, frozen=True):
 
     do_remote_decode: bool = False
     do_remote_prefill: bool = False
-    kvbelay_tickets: str | None = None
+    kvbelay_tickets: msgspec.Raw = msgspec.Raw(b"null")
 
 
 class StreamOptions(msgspec.Struct, frozen=True):

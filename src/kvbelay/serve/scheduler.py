@@ -74,8 +74,10 @@ class Job:
         Tokens that end it.
     offer
         Publish the prompt's KV at the end.
+    fetch
+        Bring the prompt's KV from where it was published, as far as it can be had.
     packed
-        Tickets for the prompt's KV; None where ``fetch`` is false, or where there should be some and are none.
+        With ``fetch``: tickets for the prompt's KV, as a peer sent them.
     """
 
     def __init__(
@@ -88,7 +90,7 @@ class Job:
         hear: Callable[[Word], None],
         offer: bool = False,
         fetch: bool = False,
-        packed: str | None = None,
+        packed: bytes = b"",
     ) -> None:
         self.request = request
         self.tokens = tokens

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +12,7 @@ from kvbelay.core.children import Status
 from kvbelay.core.circuit import CircuitPolicy
 from kvbelay.core.model import Failure, Result, Side, Ticket
 from kvbelay.core.policy import Policy
+from kvbelay.core.wire import decode_tickets, encode_tickets
 from kvbelay.errors import ConfigError, ProtocolViolation
 from kvbelay.reference import HeldBlocks, PagedCache
 from kvbelay.runtime.belay import Belay
@@ -30,8 +29,6 @@ LOAD_S = 4.0
 CLOSE_S = 2.0
 THREADS = 16
 """Transfers of one child that run at once."""
-PACKED_LIMIT = 1 << 20
-"""Most characters of packed tickets: some ten thousand of them."""
 POLICY = Policy(attempts=4, attempt_s=1.5, drain_s=0.5, circuit=CircuitPolicy(pause_max_s=5.0))
 
 
@@ -98,7 +95,7 @@ class Transfer:
             return None
         return self._params(request, outcome.tickets)
 
-    def fetch(self, request: str, tokens: tuple[int, ...], table: tuple[int, ...], packed: str | None) -> Fetched:
+    def fetch(self, request: str, tokens: tuple[int, ...], table: tuple[int, ...], packed: bytes) -> Fetched:
         """Bring the KV of a prompt into the table, as far as it can be had."""
         ids = self._cache.batch_ids(tokens, STEP_BLOCKS)
         if not ids:
@@ -135,20 +132,14 @@ class Transfer:
             "do_remote_decode": False,
             "remote_engine_id": self._name,
             "remote_request_id": request,
-            "kvbelay_tickets": base64.b64encode(msgspec.msgpack.encode(tickets)).decode(),
+            "kvbelay_tickets": msgspec.Raw(encode_tickets(tickets)),
         }
 
-    def _usable(self, packed: str | None) -> tuple[Ticket, ...]:
+    def _usable(self, packed: bytes) -> tuple[Ticket, ...]:
         """Tickets of the sources that are known here. They come from a peer, by way of a client: raises
         `ProtocolViolation` for anything else.
         """
-        if packed is None or len(packed) > PACKED_LIMIT:
-            raise ProtocolViolation("there are no tickets, or too many")
-        try:
-            tickets = msgspec.msgpack.decode(base64.b64decode(packed, validate=True), type=tuple[Ticket, ...])
-        except (binascii.Error, ValueError, msgspec.DecodeError) as exc:
-            msg = f"the tickets cannot be read: {exc}"
-            raise ProtocolViolation(msg) from exc
+        tickets = decode_tickets(packed)
         for ticket in tickets:
             if self._sources.get(ticket.child) != ticket.peer:
                 raise ProtocolViolation("a ticket names a source that is not known here")
