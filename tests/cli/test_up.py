@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
 import re
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -157,6 +161,29 @@ def test_the_port_is_taken(start: Any) -> None:
         2,
         f"Error: --port: {port} cannot be used: Address already in use; choose another port\n",
     )
+
+
+def test_on_a_terminal(tmp_path: Path) -> None:
+    """A terminal shows what is waited for in a line that moves, and Ctrl-C there is heard once by each who must."""
+    terminal, inner = pty.openpty()
+    command = [sys.executable, "-m", "kvbelay.cli.main", *TINY, "--logs", str(tmp_path)]
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
+    with subprocess.Popen(
+        command, stdin=inner, stdout=inner, stderr=inner, env=environment, start_new_session=True
+    ) as run:
+        os.close(inner)
+        said = b""
+        while READY.encode() not in said:
+            said += os.read(terminal, 4096)
+        os.killpg(run.pid, signal.SIGINT)
+        with contextlib.suppress(OSError):  # EIO: the last process that had it open is gone
+            while more := os.read(terminal, 4096):
+                said += more
+    os.close(terminal)
+    assert run.returncode == 0
+    text = said.decode()
+    assert "start ..." in text
+    assert "Everything that was started has been ended." in text
 
 
 def test_choice(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -55,13 +55,17 @@ def left(run: Any) -> set[str]:
     return {re.sub(r"[^-]*$", "", path.name) for path in run.place.iterdir()}
 
 
-@pytest.mark.parametrize("moment", [in_serving, in_a_frost])
 @pytest.mark.parametrize(
-    ("number", "send"),
-    [(signal.SIGINT, os.killpg), (signal.SIGINT, os.kill), (signal.SIGTERM, os.kill), (signal.SIGHUP, os.killpg)],
+    ("moment", "number", "send"),
+    [
+        (in_serving, signal.SIGINT, os.killpg),
+        (in_serving, signal.SIGTERM, os.kill),
+        (in_serving, signal.SIGHUP, os.killpg),
+        (in_a_frost, signal.SIGINT, os.kill),
+    ],
 )
 def test_told_to_end(
-    start: Any, number: signal.Signals, send: Callable[[int, int], None], moment: Callable[[Any], Any]
+    start: Any, moment: Callable[[Any], Any], number: signal.Signals, send: Callable[[int, int], None]
 ) -> None:
     """A signal is how it ends: with exit code 0, when nothing of it is left but the logs."""
     run = moment(start)
@@ -96,7 +100,7 @@ def test_told_twice(start: Any) -> None:
     assert left(run) == {"kvbelay-logs-"}
 
 
-@pytest.mark.parametrize("moment", [in_starting, in_serving, in_a_frost])
+@pytest.mark.parametrize("moment", [in_starting, in_a_frost])
 def test_killed(start: Any, moment: Callable[[Any], Any]) -> None:
     """After SIGKILL all the rest goes by itself."""
     run = moment(start)
