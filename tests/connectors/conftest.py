@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,12 +16,11 @@ from typing import IO, Any, NamedTuple
 import msgspec
 import pytest
 
-from kvbelay.connectors.stream import BACKEND, StreamConfig, StreamConnector, TlsConfig, near
+from kvbelay.connectors.stream import BACKEND, StreamConfig, StreamConnector, near
 from kvbelay.core.model import BatchId, Fingerprint, Layout, Ticket, TransferBatch, chain_prefix
 from kvbelay.runtime.deadline import Until
 from kvbelay.testing.conformance.scattered import Scattered, Shape
 
-ROOT = Path(__file__).resolve().parents[2]
 PEER = Path(__file__).with_name("stream_peer.py")
 FINGERPRINT = Fingerprint(
     model="test/tiny",
@@ -155,77 +153,6 @@ def tcp() -> Iterator[Rig]:
         yield made
 
 
-@pytest.fixture(scope="session")
-def certify() -> Callable[..., Path]:
-    return certificates
-
-
-@pytest.fixture(scope="session")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with authority.pem, node.pem and node.key, made by the commands of docs/stream.md."""
-    return certificates(tmp_path_factory.mktemp("authority"))
-
-
-def certificates(folder: Path, addresses: str = "IP:127.0.0.1") -> Path:
-    """Run what docs/stream.md says, for these addresses; what is there already of the authority is kept."""
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl, which makes certificates, is not installed")
-    once, node = (ROOT / "docs" / "stream.md").read_text().split("```sh\n")[2].split("```")[0].split("\n\n")
-    script = node.replace("ADDRESSES=IP:10.0.0.1", f"ADDRESSES={addresses}")
-    assert addresses in script
-    if not (folder / "authority.key").exists():
-        script = f"{once}\n{script}"
-    done = subprocess.run(["bash", "-euc", script], cwd=folder, capture_output=True, text=True, check=False)  # noqa: S607
-    assert done.returncode == 0, done.stderr
-    return folder
-
-
-@pytest.fixture
-def token_file(tmp_path: Path) -> str:
-    """A token, made by the command of docs/stream.md."""
-    command = (ROOT / "docs" / "stream.md").read_text().split("```sh\n")[1].split("```")[0]
-    subprocess.run(["bash", "-euc", command], cwd=tmp_path, check=True)  # noqa: S607
-    return str(tmp_path / "token")
-
-
-@pytest.fixture
-def kinds(authority: Path, token_file: str) -> dict[str, dict[str, Any]]:
-    """What a configuration says for each kind of trust."""
-    tls = TlsConfig(*(str(authority / name) for name in ("node.pem", "node.key", "authority.pem")))
-    return {"plain": {}, "token": {"token_file": token_file}, "tls": {"tls": tls}}
-
-
-@pytest.fixture(params=["token", "tls"])
-def secured(request: pytest.FixtureRequest, kinds: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """What a configuration says for each kind that may leave the host."""
-    return kinds[request.param]
-
-
 @pytest.fixture
 def strike() -> type[Strike]:
     return Strike
-
-
-def dial_raw(address: str) -> socket.socket:
-    """A client of our own making."""
-    if address.startswith("unix://"):
-        sock = socket.socket(socket.AF_UNIX)
-        sock.settimeout(10)
-        sock.connect(address.removeprefix("unix://"))
-    else:
-        sock = socket.create_connection(("127.0.0.1", int(address.rsplit(":", 1)[1])), timeout=10)
-    return sock
-
-
-@pytest.fixture
-def raw() -> Iterator[Callable[[str], socket.socket]]:
-    """Connects a plain socket to an address; closed at the end."""
-    made: list[socket.socket] = []
-
-    def dial(address: str) -> socket.socket:
-        made.append(dial_raw(address))
-        return made[-1]
-
-    yield dial
-    for sock in made:
-        sock.close()

@@ -60,7 +60,7 @@ def test_no_address(text: str) -> None:
 @pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "10.0.0.1", "[fd00::1]", "128.0.0.1"])  # noqa: S104
 def test_loopback_only(rig: Any, host: str) -> None:
     """Without a token or TLS any host but loopback is refused in plain words, before anything opens."""
-    refused = "beyond it stream demands a shared token or mutual TLS; set token_file or tls"
+    refused = "beyond it a shared token or mutual TLS is due; set token_file or tls"
     with pytest.raises(ConfigError, match=f"listen: .*{refused}"):
         rig.open(listen=f"tcp://{host}:0")
     with pytest.raises(ConfigError, match=rf"peers\[1\]: .*{refused}"):

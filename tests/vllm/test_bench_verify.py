@@ -11,7 +11,6 @@ from click.testing import CliRunner
 
 from kvbelay.cli.bench import verify
 from kvbelay.cli.bench.command import bench
-from kvbelay.cli.bench.figures import Hashed
 from kvbelay.cli.bench.hosted import hashing
 
 
@@ -43,12 +42,3 @@ def test_the_copy_is_of_the_same_blocks() -> None:
             for place, block in enumerate((3, 1)):
                 there = copied.buffer[layer, place].view(torch.uint8).flatten()
                 assert there.bincount().equal(source[block].contiguous().view(torch.uint8).flatten().bincount())
-
-
-def test_bars_are_of_the_worst() -> None:
-    """One slow form, or one long piece, misses a bar."""
-    good = Hashed("good", "", 1000, hash_s=[2.0], copy_s=[1.0], piece_s=[0.0001])
-    slow = Hashed("slow", "", 1000, hash_s=[20.0], copy_s=[1.0], piece_s=[0.0001])
-    long = Hashed("long", "", 1000, hash_s=[2.0], copy_s=[1.0], piece_s=[0.1])
-    for rows, met in (([good], [True, True]), ([good, slow], [False, True]), ([long, good], [True, False])):
-        assert [bar.met for bar in verify.bars(verify.Measured(rows))] == met

@@ -21,6 +21,7 @@ from vllm.v1.kv_cache_interface import (
 )
 
 from kvbelay.errors import UnverifiableLayout
+from kvbelay.vllm import host
 from kvbelay.vllm.digest import Hasher
 from kvbelay.vllm.layouts import Layout, Share, group_layouts, layer_layout
 from vllm import _custom_ops as ops
@@ -79,18 +80,21 @@ def test_mla_on_a_cpu() -> None:
 
 
 @pytest.mark.parametrize("isa", ["vec", "amx"])
-def test_only_valid_tokens_count(isa: str) -> None:
+@pytest.mark.parametrize(("ratio", "valid"), [(1, 19), (2, 19), (2, 32), (2, 45)])
+def test_only_valid_tokens_count(isa: str, ratio: int, valid: int) -> None:
     """In a block with few tokens the rest may hold anything, wherever the kernels put what is valid."""
-    digests = set()
+    digests, one_more = set(), set()
     for noise in range(3):
-        cache = torch.full((BLOCKS, HEADS, 32, 64), float(noise), dtype=torch.bfloat16)
-        key, value = tokens_of(19, 32, torch.bfloat16, 1), tokens_of(19, 32, torch.bfloat16, 2)
-        keys, vals = cache.view(BLOCKS, HEADS, 64, -1).chunk(2, dim=2)
-        ops.cpu_attn_reshape_and_cache(key, value, keys, vals, torch.arange(32, 51), isa)
-        hasher = Hasher([{"a": found(cache, spec(cache), isa=isa)}])
-        digests.add(hasher.digests(0, [1], 0, 19)[0])
-        assert hasher.digests(0, [1], 0, 20)[0] not in digests
+        cache = torch.full((BLOCKS * ratio, HEADS, 32, 64), float(noise), dtype=torch.bfloat16)
+        key, value = tokens_of(valid, 32, torch.bfloat16, 1), tokens_of(valid, 32, torch.bfloat16, 2)
+        keys, vals = cache.view(BLOCKS * ratio, HEADS, 64, -1).chunk(2, dim=2)
+        slots = torch.arange(32 * ratio, 32 * ratio + valid)
+        ops.cpu_attn_reshape_and_cache(key, value, keys, vals, slots, isa)
+        hasher = Hasher([{"a": found(cache, spec(cache, block_size=32 * ratio), isa=isa)}])
+        digests |= set(hasher.digests(0, [1], 0, valid))
+        one_more |= set(hasher.digests(0, [1], 0, valid + 1))
     assert len(digests) == 1
+    assert len(one_more) == 3
 
 
 CACHE = torch.zeros(BLOCKS, HEADS, 32, 64)
@@ -108,6 +112,7 @@ UNKNOWN: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "no tensor": ([CACHE, CACHE], spec(CACHE), {}),
     "does not fit its": (CACHE[..., :60], spec(CACHE), {}),
     "for 2 blocks": (CACHE, spec(CACHE), {"blocks": 2}),
+    "for 0 blocks": (CACHE, spec(CACHE), {"blocks": 0}),
     "for 5 blocks": (CACHE, spec(CACHE), {"blocks": 5}),
     "torch.float64": (CACHE.double(), spec(CACHE), {}),
     "cannot be read in words": (
@@ -210,6 +215,13 @@ def test_heads_of_a_rank() -> None:
     for heads in (4, 9):
         (refusal,) = group_layouts({"a": CACHE}, *engine({"a": spec(CACHE)}, ranks=4, rank=3, heads=heads))
         assert isinstance(refusal, UnverifiableLayout)
+
+
+def test_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another version keeps where has to be looked at first."""
+    monkeypatch.setattr(host, "version", lambda: "0.33.0")
+    (refusal,) = group_layouts({"a": CACHE}, *engine({"a": spec(CACHE)}))
+    assert "0.33.0" in str(refusal)
 
 
 @pytest.mark.parametrize(("caches", "dcp", "what"), [({}, 1, "not known on this rank"), ({"a": CACHE}, 2, "context")])

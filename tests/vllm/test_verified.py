@@ -148,6 +148,33 @@ def test_damage_is_found(standing: Engines, which: str, how: str) -> None:
     assert "(x: CorruptData: block 0 of" in verdict.facts or "(x: CorruptData: block 1 of" in verdict.facts
 
 
+def poisoned(engine: Engine) -> None:
+    """What child x loads is no number at all; the request that is computed instead gets the same blocks."""
+    scripts()
+    params = offered(engine, 0)
+    for prefix in prefixes(prompt(0)):
+        for (name, layer), block in list(STORE.items()):
+            if name == prefix:
+                STORE[name, layer] = torch.full_like(block, float("nan"))
+    engine.add("r0", 0, params=params)
+    engine.finish("r0")
+    engine.right()
+    assert engine.computed["r0"] == len(prompt(0)) + 7
+    for number in range(2, 10):
+        engine.add(f"next{number}", number)
+    engine.finish()
+    engine.right()
+    let_go(engine)
+
+
+@pytest.mark.parametrize("which", MODES)
+def test_what_was_wrong_harms_nobody_later(standing: Engines, which: str) -> None:
+    """Blocks of a load that was not what was offered are wiped: behind a request's last token stands what was there
+    before, and nought times infinity is no number.
+    """
+    prove(standing, which, poisoned, HOLDS, msgspec.structs.replace(spec(), blocks=24))
+
+
 @pytest.mark.parametrize("how", ["nothing", "overwritten", "a-bit", "another-prompt"])
 def test_stock_answers_wrongly(standing: Engines, how: str) -> None:
     """The same loads below vLLM's own class give another text, with all signs of success."""

@@ -19,10 +19,13 @@ from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 HERE = Path(__file__).parent
+LEASE_S = 12.0
+"""How long the linked prefill side keeps what was offered and not pulled; 30 s by default."""
 PATIENCE_S = 300.0
 """Longest time of a test; the first one of a kind starts the servers."""
 
@@ -33,6 +36,7 @@ else:
     from children import nixl
     from dance import Plain
     from pair import LOAD_S, Trio
+    from sabotage import saboteur
     from server import Server
     from smollm import model_folder
     from stage import Stage
@@ -84,5 +88,27 @@ else:
             )
 
         trio = stage.has("nixl", make)
+        yield trio
+        trio.settle()
+
+    @pytest.fixture
+    def linked(stage: Stage) -> Iterator[Trio]:
+        """The same where the guards are linked and compare, and where the tests can break what is below them."""
+        model, plain = stage.known("tiny")
+        link = {"verify": "prefer", "link": {"listen": "tcp://127.0.0.1:0"}, "load_s": LOAD_S}
+
+        def server(name: str, folder: Path, options: dict[str, Any] | None, blocks: int) -> Server:
+            children = [nixl(kv_lease_duration=LEASE_S)]
+            return Server(name, model, folder, children=children, options=options, blocks=blocks, before=saboteur(name))
+
+        def make(folder: Path) -> Trio:
+            return Trio(
+                prefill=server("prefill", folder, link, 32),
+                decode=server("decode", folder, link, 40),
+                stock=server("stock", folder, None, 40),
+                plain=plain,
+            )
+
+        trio = stage.has("linked", make)
         yield trio
         trio.settle()

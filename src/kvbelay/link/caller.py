@@ -5,22 +5,20 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from contextlib import closing
 from enum import Enum
 
-from kvbelay.errors import KvbelayError, PeerLost
+from kvbelay.errors import KvbelayError, PeerLost, ProtocolViolation
 from kvbelay.link.events import Died, Event, Source, Told
-from kvbelay.link.line import Line, called, patience, refused
-from kvbelay.link.messages import Ended, Gone, Hello, Offer, Said, Want
+from kvbelay.link.life import PROBE_S, PROBES, Life
+from kvbelay.link.line import MOST_WAITING, Line, calling
+from kvbelay.link.messages import MAX_KIND, Ended, Gone, Hello, Offer, Said, Want, clipped
 from kvbelay.net.auth import Trust
-from kvbelay.net.link import Link
-from kvbelay.net.sockets import Address, dial
 
 AGAIN_S, LONGEST_S = 0.25, 8.0
 """Pauses between two calls of a peer that cannot be reached: the first one, and the longest."""
-PROBES, PROBE_S = 20, 0.005
-"""How often, and with which pause, one is called again whose connection has just ended: a process that dies ends its
-connections before it stops to listen, or the other way round.
+HASTY_S, MOST_HASTY = 1.0, 8
+"""A connection that was shorter is a hasty one. After so many of them, one after another, the peer is called with
+pauses like one that cannot be reached: it lives, and hangs up.
 """
 
 
@@ -39,11 +37,8 @@ class Caller:
 
     Parameters
     ----------
-    source, address
-        Who is called, and where.
-    near
-        The source shares this host's network: whoever is not there when it is called is dead. One that is elsewhere
-        has to have answered once.
+    source, life
+        Who is called, and what proves that it is dead.
     hello, trust
         This side's.
     tell
@@ -51,20 +46,20 @@ class Caller:
     """
 
     def __init__(
-        self, source: Source, address: Address, *, near: bool, hello: Hello, trust: Trust, tell: Callable[[Event], None]
+        self, source: Source, life: Life, *, hello: Hello, trust: Trust, tell: Callable[[Event], None]
     ) -> None:
         self.source = source
         self.state = State.CALLING
         self.cause = ""
         """Why it is down or dead."""
-        self._address = address
-        self._answers = near
+        self._life = life
         self._hello = hello
         self._trust = trust
         self._tell = tell
         self._wanted: dict[str, None] = {}
+        self._unsaid: dict[str, Ended] = {}
+        """What has ended while there was no connection."""
         self._line: Line | None = None
-        self._link: Link | None = None
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._wake = threading.Event()
@@ -76,84 +71,101 @@ class Caller:
         """Whether nothing is wanted of it."""
         return not self._wanted
 
+    @property
+    def gone(self) -> bool:
+        """Whether its thread has ended."""
+        return not self._thread.is_alive()
+
     def want(self, request: str) -> None:
         """Ask for an offer, now and after each interruption, until `ended`."""
         with self._lock:
-            if self.state is State.DOWN and not self._wanted:
-                self.state = State.CALLING  # nobody has tried of late
-            self._wanted[request] = None
-            if self._line is not None:
-                self._line.put(Want(request))
-            elif self.state is State.DEAD:
-                self._tell(Died(self.source, self.cause))
-        self._wake.set()
+            dead = self.state is State.DEAD
+            if not dead:
+                self._want(request)
+        if dead:
+            self._tell(Died(self.source, self.cause))
 
     def ended(self, request: str, kind: str, cause: str) -> None:
         """Nothing more is wanted of that offer."""
         with self._lock:
-            if self._wanted.pop(request, request) is None and self._line is not None:
-                self._line.put(Ended(request, kind, cause))
+            if self._wanted.pop(request, request) is not None:
+                return
+            said = Ended(request, clipped(kind, MAX_KIND), clipped(cause))
+            if self._line is not None:
+                self._line.put(said)
+            elif self.state is not State.DEAD and len(self._unsaid) < MOST_WAITING // 2:
+                self._unsaid[request] = said
 
     def close(self) -> None:
         """Hang up. Idempotent; `join` waits for it."""
         self._closed.set()
         self._wake.set()
         with self._lock:
-            if self._link is not None:
-                self._link.shutdown()
+            if self._line is not None:
+                self._line.hang_up()
 
     def join(self, seconds: float) -> None:
         """Wait until its thread has ended."""
         self._thread.join(seconds)
 
+    def _want(self, request: str) -> None:
+        first = not self._wanted
+        if self.state is State.DOWN and first:
+            self.state = State.CALLING  # nobody has tried of late
+        self._wanted[request] = None
+        if self._line is not None:
+            self._line.put(Want(request))
+        if first:
+            self._wake.set()
+
     def _run(self) -> None:
-        probes, pause_s = 0, AGAIN_S
+        pauses = _Pauses()
         while not self._closed.is_set():
+            met_at = None
+            cause: Exception | str = ""
             try:
-                with closing(self._dialled()) as link, closing(called(link, self._trust, self._hello)) as line:
-                    if line.peer.incarnation != self.source.incarnation:
-                        self._died(f"{self._address} is another incarnation by now")
-                        return
-                    self._answers, probes, pause_s = True, PROBES, AGAIN_S
+                with calling(self._life.address, self._trust, self._hello, self._closed) as line:
+                    self._life.meet(line.peer)
+                    met_at = time.monotonic()
                     self._serve(line)
-            except PeerLost as exc:
-                if self._answers and refused(exc):
-                    self._died(str(exc))
-                    return
-                self._stands(State.DOWN if probes == 0 else State.CALLING, str(exc))
-            except KvbelayError as exc:
-                probes = 0
-                self._stands(State.DOWN, str(exc))
-            if probes:
-                probes -= 1
+            except (KvbelayError, OSError) as exc:
+                cause = exc
+            if isinstance(cause, KvbelayError) and self._life.ended(cause):
+                self._died(str(cause))
+                return
+            if met_at is not None:
+                pauses.met(time.monotonic() - met_at)
+            pause_s = pauses.next_s(lost=not cause or isinstance(cause, PeerLost))
+            if pause_s is None:
+                self._stands(State.CALLING, str(cause))
                 self._closed.wait(PROBE_S)
                 continue
+            self._stands(State.DOWN, str(cause))
             self._wake.clear()
-            self._wake.wait(pause_s if self._wanted else None)
-            pause_s = min(2 * pause_s, LONGEST_S)
-
-    def _dialled(self) -> Link:
-        ask = patience(str(self._address))
-        link = self._trust.dialled(dial(self._address, ask), self._address)
-        with self._lock:
-            self._link = link
-            if self._closed.is_set():
-                link.shutdown()
-        return link
+            if not self._closed.is_set():
+                self._wake.wait(pause_s if self._wanted else None)
 
     def _serve(self, line: Line) -> None:
         with self._lock:
+            if self._closed.is_set():
+                return
             self._line, self.state = line, State.UP
+            for said in self._unsaid.values():
+                line.put(said)
+            self._unsaid.clear()
             for request in self._wanted:
                 line.put(Want(request))
         try:
             line.run(self._take)
         finally:
             with self._lock:
-                self._line, self.state = None, State.CALLING
+                self._line = None
 
     def _take(self, said: Said) -> None:
-        if isinstance(said, Offer | Gone):
+        if isinstance(said, Offer) and len(said.digests) != len(said.forms):
+            msg = f"{self._life.address} offers {len(said.digests)} groups of digests in {len(said.forms)} forms"
+            raise ProtocolViolation(msg)
+        if isinstance(said, Offer | Gone) and said.request in self._wanted:
             self._tell(Told(self.source, said))
 
     def _stands(self, state: State, cause: str) -> None:
@@ -161,27 +173,32 @@ class Caller:
             self.state, self.cause = state, cause
 
     def _died(self, cause: str) -> None:
-        self._stands(State.DEAD, cause)
+        with self._lock:
+            self.state, self.cause = State.DEAD, cause
+            self._wanted.clear()
+            self._unsaid.clear()
         self._tell(Died(self.source, cause))
 
 
-def is_dead(hello: Hello, address: Address, ours: Hello, trust: Trust) -> bool:
-    """Whether a peer that has just hung up is dead. False: it lives, or nobody knows."""
-    for _ in range(PROBES):
-        dead = _looks_dead(hello, address, ours, trust)
-        if dead is not None:
-            return dead
-        time.sleep(PROBE_S)
-    return False
+class _Pauses:
+    """When one is called again that could not be reached, or has hung up."""
 
+    def __init__(self) -> None:
+        self._probes = PROBES
+        self._hasty = 0
+        self._pause_s = AGAIN_S
 
-def _looks_dead(hello: Hello, address: Address, ours: Hello, trust: Trust) -> bool | None:
-    """None: it does not answer now, and may be about to die."""
-    try:
-        link = trust.dialled(dial(address, patience(str(address))), address)
-        with closing(link), closing(called(link, trust, ours)) as line:
-            return line.peer.incarnation != hello.incarnation
-    except PeerLost as exc:
-        return True if refused(exc) else None
-    except KvbelayError:
-        return False
+    def met(self, lasted_s: float) -> None:
+        """It had answered."""
+        self._hasty = self._hasty + 1 if lasted_s < HASTY_S else 0
+        if self._hasty <= MOST_HASTY:
+            self._probes, self._pause_s = PROBES, AGAIN_S
+
+    def next_s(self, *, lost: bool) -> float | None:
+        """Seconds; None: at once, to find out whether it has died. ``lost``: that is why it does not talk."""
+        if lost and self._probes:
+            self._probes -= 1
+            return None
+        self._probes = 0
+        pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, LONGEST_S)
+        return pause_s

@@ -15,7 +15,7 @@ class Source(NamedTuple):
     endpoint: str
     incarnation: int
     host: str = ""
-    """`this_host` of the engine; empty: unknown."""
+    """`this_host` of the engine; empty: unknown, or others call it elsewhere than where it listens."""
 
 
 class Told(NamedTuple):
@@ -26,7 +26,7 @@ class Told(NamedTuple):
 
 
 class Died(NamedTuple):
-    """The source is dead: nobody listens at its endpoint any more, or another incarnation does."""
+    """The source is dead: nobody listens at its endpoint any more, or another incarnation does (see `life`)."""
 
     source: Source
     cause: str

@@ -6,25 +6,32 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 
-from kvbelay.errors import DeadlineExceeded, PeerLost, UnknownShape
-from kvbelay.link.messages import HELLO, SAID, VERSION, Hello, Said
+from kvbelay.errors import Closed, DeadlineExceeded, UnknownShape
+from kvbelay.link.messages import HELLO, SAID, VERSION, WELCOME, Hello, Said
 from kvbelay.net.auth import Trust, require_promised
+from kvbelay.net.frames import Refused, error_of
 from kvbelay.net.link import Ask, Link
+from kvbelay.net.sockets import Address, dial
 
 PATIENCE_S = 2.0
 """How long a peer may take to greet, to finish a message that it began, or to take one."""
-MOST_WAITING = 4096
-"""Messages that wait to be sent; a peer that takes none is cut off."""
+MOST_WAITING = 65_536
+"""Messages that wait to be sent. One more ends the connection: its peer is alive, and takes next to nothing."""
 
 
 class Line:
-    """``peer`` is the other engine. `run` and `close` belong to one thread; everything else is safe from any."""
+    """``peer`` is the other engine. `run`, `flush` and `close` belong to one thread; everything else is safe from any.
 
-    def __init__(self, link: Link, peer: Hello) -> None:
+    ``closed`` ends what waits for the peer; `hang_up` ends the rest.
+    """
+
+    def __init__(self, link: Link, peer: Hello, closed: threading.Event) -> None:
         self.peer = peer
         self._link = link
+        self._closed = closed
         self._outbox: deque[Said] = deque()
         self._lock = threading.Lock()
         self._open = True
@@ -42,51 +49,91 @@ class Line:
             os.eventfd_write(self._wake, 1)
 
     def run(self, take: Callable[[Said], None]) -> None:
-        """Serve it until it breaks, which raises `PeerLost`, `DeadlineExceeded` or `ProtocolViolation`."""
-        while True:
-            readable = self._link.wait(None, or_on=self._wake)
-            self._send_all()
-            if readable:
-                take(self._link.receive(SAID, patience(self._link.peer)))
+        """Serve it until it breaks, which raises `PeerLost`, `DeadlineExceeded` or `ProtocolViolation`, or until it has
+        carried as much as it should.
+        """
+        while not self._link.spent:
+            if self._link.wait(None, or_on=self._wake):
+                take(self._link.receive(SAID, self._ask()))
+            self._send_next()  # in turn, so that two sides with much to say do not wait for each other
+
+    def flush(self) -> None:
+        """Send what waits."""
+        while self._send_next():
+            pass
+
+    def hang_up(self) -> None:
+        """End it, whatever it is at."""
+        self._link.shutdown()
 
     def close(self) -> None:
         """Nothing is sent any more. The connection itself is its owner's. Idempotent."""
         with self._lock:
             if self._open:
                 self._open = False
+                self._outbox.clear()
                 os.close(self._wake)
 
-    def _send_all(self) -> None:
-        try:
-            os.eventfd_read(self._wake)
-        except BlockingIOError:
-            return
-        while self._outbox:
-            self._link.send(self._outbox.popleft(), patience(self._link.peer))
+    def _send_next(self) -> bool:
+        with self._lock:
+            if not self._outbox:
+                return False
+            message = self._outbox.popleft()
+            if not self._outbox:
+                os.eventfd_read(self._wake)
+        self._link.send(message, self._ask())
+        return True
+
+    def _ask(self) -> Ask:
+        return patience(self._link.peer, self._closed)
 
 
-def called(link: Link, trust: Trust, hello: Hello) -> Line:
-    """Greet a peer that was dialled. Raises what tells why it cannot be talked to."""
-    ask = patience(link.peer)
-    trust.prove(link, hello, ask)
-    link.send(hello, ask)
-    return _greeted(link, link.receive(HELLO, ask))
+@contextmanager
+def calling(address: Address, trust: Trust, hello: Hello, closed: threading.Event) -> Iterator[Line]:
+    """A line to whoever listens there, of this thread's own. Raises what tells why there is none, an `OSError` where
+    this side has no descriptor to spare.
+    """
+    ask = patience(str(address), closed)
+    link = trust.dialled(dial(address, ask), address)
+    with closing(link):
+        trust.prove(link, hello, ask)
+        link.send(hello, ask)
+        answer = link.receive(WELCOME, ask)
+        if isinstance(answer, Refused):
+            raise error_of(answer, link.peer)
+        _require(link, answer)
+        with closing(Line(link, answer, closed)) as line:
+            yield line
 
 
-def answered(link: Link, trust: Trust, hello: Hello) -> Line:
-    """Greet a peer that has called. Raises what tells why it cannot be talked to."""
-    ask = patience(link.peer)
+def answered(
+    link: Link, trust: Trust, hello: Hello, closed: threading.Event, *, admit: Callable[[], bool]
+) -> Line | None:
+    """Greet a peer that has called; None where `admit` has no place for it. Raises what tells why it cannot be talked
+    to.
+    """
+    ask = patience(link.peer, closed)
     trust.admit(link, hello, ask)
-    theirs = link.receive(HELLO, ask)
+    try:
+        theirs = link.receive(HELLO, ask)
+        _require(link, theirs)
+    except UnknownShape:
+        link.send(hello, ask)  # which tells the caller which version this side speaks
+        raise
+    if not admit():
+        link.send(Refused("busy", "as many engines as it takes are linked with it"), ask)
+        return None
     link.send(hello, ask)
-    return _greeted(link, theirs)
+    return Line(link, theirs, closed)
 
 
-def patience(peer: str) -> Ask:
-    """Raises when the peer has taken too long."""
+def patience(peer: str, closed: threading.Event) -> Ask:
+    """Raises when the peer has taken too long, or this side has closed."""
     ends_at = time.monotonic() + PATIENCE_S
 
     def ask() -> None:
+        if closed.is_set():
+            raise Closed("this side ends its links")
         if time.monotonic() > ends_at:
             msg = f"{peer} kept this side waiting for {PATIENCE_S:.3g} s"
             raise DeadlineExceeded(msg, remedy="see whether it still runs")
@@ -94,14 +141,8 @@ def patience(peer: str) -> Ask:
     return ask
 
 
-def refused(exc: PeerLost) -> bool:
-    """Whether the peer's host says that nobody listens at that address."""
-    return isinstance(exc.__cause__, ConnectionRefusedError | FileNotFoundError)
-
-
-def _greeted(link: Link, theirs: Hello) -> Line:
+def _require(link: Link, theirs: Hello) -> None:
     require_promised(link, theirs)
     if theirs.version != VERSION:
         msg = f"{link.peer} speaks version {theirs.version} of the link between engines, this side version {VERSION}"
         raise UnknownShape(msg, remedy="run the same version of kvbelay on both sides")
-    return Line(link, theirs)

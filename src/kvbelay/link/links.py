@@ -5,19 +5,20 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
-from collections import deque
 from functools import partial
 from typing import Any
 
-from kvbelay.errors import ConfigError, KvbelayError, PeerLost
-from kvbelay.link.caller import Caller, State, is_dead
-from kvbelay.link.events import Died, Event, Freed, Source, this_host
-from kvbelay.link.line import Line, answered
-from kvbelay.link.messages import VERSION, Ended, Hello, Said, Want
+from kvbelay.errors import ConfigError, KvbelayError
+from kvbelay.link.caller import Caller, State
+from kvbelay.link.events import Died, Event, Source, Told, this_host
+from kvbelay.link.life import life_of
+from kvbelay.link.line import answered
+from kvbelay.link.messages import MAX_NAME, VERSION, Gone, Hello, clipped, sayable
 from kvbelay.link.offers import Offers
+from kvbelay.link.served import Served
 from kvbelay.net.clients import Clients
 from kvbelay.net.door import Door
-from kvbelay.net.endpoint import Endpoint, dialled, listening, trust_of
+from kvbelay.net.endpoint import Endpoint, listening, trust_of
 from kvbelay.net.link import Link
 
 MOST_PEERS = 256
@@ -27,13 +28,13 @@ _log = logging.getLogger(__name__)
 
 
 class Links:
-    """Never waits for anybody: what is heard is collected with `take`.
+    """Never waits for anybody, but in `close`: what is heard is collected with `take`. Safe from any thread.
 
     Parameters
     ----------
     config
-        Where it listens, and what peers have to prove. It has to listen: whoever cannot be called cannot be proved
-        dead. Raises `ConfigError` where it cannot.
+        Where it listens, and what peers have to prove. It has to listen, on TCP: whoever cannot be called cannot be
+        proved dead. Raises `ConfigError` where it cannot.
     engine
         The engine's name, for the others' logs.
     log
@@ -45,34 +46,50 @@ class Links:
         listener, address = listening(config, self._trust)
         if listener is None or address is None:
             raise ConfigError("the link has to listen", field="listen", remedy="give it an address")
+        if address.path:
+            listener.close()
+            msg = f"{address} is a unix socket, and no other engine would dial it"
+            raise ConfigError(msg, field="listen", remedy="write a tcp:// address")
         self.offers = Offers()
         self._host = this_host()
-        self._hello = Hello(VERSION, engine, secrets.randbits(63), str(address))
+        # Where others dial something else, a refusal does not say that nobody listens here.
+        host = self._host if config.advertise is None else ""
+        self._hello = Hello(VERSION, clipped(engine, MAX_NAME), secrets.randbits(63), str(address), host)
         self._log = log
-        self._heard: deque[Event] = deque()
+        self._heard: dict[tuple[object, ...], Event] = {}
+        self._hearing = threading.Lock()
         self._callers: dict[Source, Caller] = {}
-        self._refused: set[Source] = set()
+        self._leaving: list[Caller] = []
+        self._warned: dict[Source, None] = {}
+        """Those that something was logged of, the last ones."""
         self._lock = threading.Lock()
+        self._closed = threading.Event()
         self._clients = Clients(MOST_PEERS)
         self._door = Door(listener, self._trust, self._clients, self._serve, child="link")
 
     @property
     def source(self) -> Source:
         """What others need to call this engine."""
-        return Source(self._hello.endpoint, self._hello.incarnation, self._host)
+        return Source(self._hello.endpoint, self._hello.incarnation, self._hello.host)
 
     def take(self) -> list[Event]:
-        """What was heard since the last call."""
-        heard, events = self._heard, []
-        while heard:
-            events.append(heard.popleft())
-        return events
+        """What was heard since the last call; of what a source has said of a request, the last."""
+        if not self._heard:
+            return []
+        with self._hearing:
+            heard, self._heard = self._heard, {}
+        return list(heard.values())
 
     def want(self, source: Source, request: str) -> None:
         """Ask a source for what it has offered."""
-        caller = self._caller(source)
-        if caller is not None:
-            caller.want(request)
+        if not sayable(request):
+            self._tell(Told(source, Gone(request)))  # nothing can be offered under that name
+            return
+        with self._lock:
+            caller = self._callers.pop(source, None) or self._called(source)
+            if caller is not None:
+                self._callers[source] = caller
+                caller.want(request)
 
     def ended(self, source: Source, request: str, kind: str = "", cause: str = "") -> None:
         """Nothing more of that offer is loaded, and nobody reads it; ``kind`` and ``cause`` where that is a failure."""
@@ -87,77 +104,79 @@ class Links:
 
     def close(self) -> None:
         """End all links. Idempotent."""
+        self._closed.set()
         with self._lock:
-            callers = list(self._callers.values())
+            callers = [*self._callers.values(), *self._leaving]
         for caller in callers:
             caller.close()
         self._door.close()
         for caller in callers:
             caller.join(CLOSE_S)
 
-    def _caller(self, source: Source) -> Caller | None:
-        with self._lock:
-            caller = self._callers.pop(source, None)
-            if caller is None:
-                caller = self._called(source)
-            if caller is not None:
-                self._callers[source] = caller
-            return caller
-
     def _called(self, source: Source) -> Caller | None:
         """A new link; None where it is not allowed, or where there are too many."""
-        while len(self._callers) >= MOST_PEERS:
+        if self._closed.is_set():
+            return None
+        try:
+            life = life_of(source.endpoint, source.incarnation, source.host, ours=self._host, trust=self._trust)
+        except ConfigError as exc:
+            self._warn(source, "kvbelay: an engine that has offered KV cannot be called: %s", exc)
+            return None
+        self._leaving = [caller for caller in self._leaving if not caller.gone]
+        if len(self._callers) >= MOST_PEERS:
             idle = next((known for known, caller in self._callers.items() if caller.idle), None)
             if idle is None:
                 return None
-            self._callers.pop(idle).close()
+            leaving = self._callers.pop(idle)
+            leaving.close()
+            self._leaving.append(leaving)
         try:
-            address = dialled(source.endpoint, "endpoint", self._trust)
-        except ConfigError as exc:
-            if source not in self._refused and len(self._refused) < MOST_PEERS:
-                self._refused.add(source)
-                self._log.warning("kvbelay: an engine that has offered KV cannot be called: %s", exc)
+            return Caller(source, life, hello=self._hello, trust=self._trust, tell=self._tell)
+        except RuntimeError as exc:  # the system has no thread to give
+            self._warn(source, "kvbelay: an engine that has offered KV is not called: %s", exc)
             return None
-        if address.path:  # it comes with a request, and could name any socket of this host
-            return None
-        near = bool(self._host) and source.host == self._host
-        return Caller(source, address, near=near, hello=self._hello, trust=self._trust, tell=self._tell)
 
     def _tell(self, event: Event) -> None:
+        key: tuple[object, ...]
+        if isinstance(event, Told):
+            key = (event.source, event.message.request)
+        elif isinstance(event, Died):
+            key = (event.source,)
+        else:
+            key = (event.request, event.engine)
+        with self._hearing:
+            self._heard.pop(key, None)
+            self._heard[key] = event
         if isinstance(event, Died):
-            self._log.warning("kvbelay: the engine at %s is dead: %s", event.source.endpoint, event.cause)
-        self._heard.append(event)
+            self._warn(event.source, "kvbelay: an engine that has offered KV is dead: %s", event.cause)
+
+    def _warn(self, source: Source, text: str, why: object) -> None:
+        """Once a source."""
+        with self._hearing:
+            if source in self._warned:
+                return
+            self._warned[source] = None
+            if len(self._warned) > MOST_PEERS:
+                del self._warned[next(iter(self._warned))]
+        self._log.warning(text, why)
 
     def _serve(self, link: Link) -> None:
-        line: Line | None = None
         try:
-            line = answered(link, self._trust, self._hello)
-            if not self._clients.know(link):
-                return
-            line.run(partial(self._take, line))
-        except PeerLost:
-            pass  # what that means is found out below
-        except KvbelayError as exc:
-            self._log.info("kvbelay: a link ends: %s", exc)
-        left = self.offers.hung_up(line) if line is not None else []
-        if line is not None and left and self._has_died(line.peer):
-            for request in left:
-                self._tell(
-                    Freed(request, line.peer.engine, PeerLost.__name__, "the engine that was to load it is dead")
-                )
-
-    def _take(self, line: Line, said: Said) -> None:
-        if isinstance(said, Want):
-            self.offers.want(line, said.request)
-        elif isinstance(said, Ended) and self.offers.ended(line, said.request) and said.kind:
-            self._tell(Freed(said.request, line.peer.engine, said.kind, said.cause))
-
-    def _has_died(self, peer: Hello) -> bool:
-        try:
-            address = dialled(peer.endpoint, "endpoint", self._trust)
-        except ConfigError:
-            return False
-        return not address.path and is_dead(peer, address, self._hello, self._trust)
+            line = answered(link, self._trust, self._hello, self._closed, admit=partial(self._clients.know, link))
+        except (KvbelayError, OSError) as exc:
+            self._log.info("kvbelay: a link ends before it has begun: %s", exc)
+            return
+        if line is not None:
+            Served(
+                line,
+                self.offers,
+                hello=self._hello,
+                host=self._host,
+                trust=self._trust,
+                closed=self._closed,
+                tell=self._tell,
+                log=self._log,
+            ).run()
 
 
 def told(source: Source, request: str) -> dict[str, Any]:

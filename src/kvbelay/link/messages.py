@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from array import array
 from collections.abc import Sequence
@@ -9,18 +10,22 @@ from typing import Annotated, TypeAlias
 
 import msgspec
 
-from kvbelay.net.frames import MAX_TEXT, Message, Number
+from kvbelay.net.frames import MAX_TEXT, Message, Number, Refused
 
 VERSION = 1
 """Of what is said; the frames have one of their own."""
 MAX_NAME = 512
+MAX_KIND = 64
 MAX_GROUPS = 64
-MAX_DIGESTS_NBYTES = 1 << 19
-"""Of one KV cache group: 65,536 blocks."""
+MAX_DIGESTS_NBYTES = 14 << 16
+"""Of all KV cache groups together, some 114,000 blocks: with all else that is said of an offer they fit a message."""
+
+_SURROGATES = re.compile("[\ud800-\udfff]")
+"""What Python's text can hold, and no encoding can."""
 
 Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
 Text: TypeAlias = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
-Kind: TypeAlias = Annotated[str, msgspec.Meta(max_length=64)]
+Kind: TypeAlias = Annotated[str, msgspec.Meta(max_length=MAX_KIND)]
 
 
 class Hello(Message, frozen=True, tag=32):
@@ -32,6 +37,8 @@ class Hello(Message, frozen=True, tag=32):
     """Which life of the engine this is."""
     endpoint: Name
     """Where it can be dialled; empty: nowhere."""
+    host: Name = ""
+    """`events.this_host` of the engine; empty: unknown."""
 
 
 class Want(Message, frozen=True, tag=33):
@@ -83,7 +90,19 @@ class Ended(Message, frozen=True, tag=36):
 Said: TypeAlias = Want | Offer | Gone | Ended
 
 HELLO = msgspec.msgpack.Decoder(Hello)
+WELCOME: msgspec.msgpack.Decoder[Hello | Refused] = msgspec.msgpack.Decoder(Hello | Refused)
+"""What a caller is answered."""
 SAID: msgspec.msgpack.Decoder[Said] = msgspec.msgpack.Decoder(Said)
+
+
+def sayable(name: str) -> bool:
+    """Whether a request of that name can be spoken of. Clients choose the names, and peers refuse long ones."""
+    return len(name) <= MAX_NAME and not _SURROGATES.search(name)
+
+
+def clipped(text: str, most: int = MAX_TEXT) -> str:
+    """As much of a text as can be said."""
+    return _SURROGATES.sub("?", text[:most])
 
 
 def packed(digests: Sequence[int]) -> bytes:

@@ -9,11 +9,21 @@ from collections.abc import Sequence
 import msgspec
 
 from kvbelay.link.line import Line
-from kvbelay.link.messages import MAX_DIGESTS_NBYTES, MAX_GROUPS, Gone, Offer, packed
-from kvbelay.net.frames import MAX_TEXT
+from kvbelay.link.messages import (
+    MAX_DIGESTS_NBYTES,
+    MAX_GROUPS,
+    MAX_KIND,
+    Gone,
+    Offer,
+    clipped,
+    packed,
+    sayable,
+)
 
 MOST = 65_536
 """Offers that are remembered; the oldest makes room."""
+MOST_NBYTES = 256 << 20
+"""Of their digests."""
 
 
 class _Entry(msgspec.Struct, eq=False):
@@ -21,48 +31,62 @@ class _Entry(msgspec.Struct, eq=False):
     offer: Offer | None = None
     gone: Gone | None = None
     freed: bool = False
-    claims: set[Line] = set()
-    """Who loads it, or is about to."""
-    waiting: set[Line] = set()
+    claims: dict[int, Line] = {}
+    """Who loads it, or is about to, by incarnation, and where each is told of it. A claim outlives its connection."""
+    waiting: set[int] = set()
     """Those of them that have not been answered."""
+
+    @property
+    def nbytes(self) -> int:
+        return 0 if self.offer is None else sum(map(len, self.offer.digests))
 
 
 class Offers:
     """By request. Safe from any thread."""
 
-    def __init__(self, most: int = MOST) -> None:
+    def __init__(self, most: int = MOST, most_nbytes: int = MOST_NBYTES) -> None:
         self._most = most
+        self._most_nbytes = most_nbytes
         self._lock = threading.Lock()
         self._entries: dict[str, _Entry] = {}
+        self._nbytes = 0
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def promise(self, request: str, lease_s: float) -> None:
         """It is offered for so long. What there is to say of it comes with `publish`."""
+        if not sayable(request):
+            return
         now = time.monotonic()
         with self._lock:
             before = self._entries.pop(request, None)
             self._entries[request] = entry = _Entry(now + lease_s)
             if before is not None:
                 entry.offer, entry.claims, entry.waiting = before.offer, before.claims, before.waiting
-            while len(self._entries) > self._most or self._first().until < now:
-                del self._entries[next(iter(self._entries))]
+            while self._entries and (len(self._entries) > self._most or self._first().until < now):
+                self._forget_first()
 
     def publish(
         self, request: str, tokens: int, forms: Sequence[str], digests: Sequence[Sequence[int]], unverified: str = ""
     ) -> None:
         """The digests of its blocks by KV cache group, or why there are none. Whoever has asked is answered."""
         words = tuple(packed(group) for group in digests)
-        if len(words) > MAX_GROUPS or any(len(group) > MAX_DIGESTS_NBYTES for group in words):
+        if len(words) > MAX_GROUPS or sum(map(len, words)) > MAX_DIGESTS_NBYTES:
             words, unverified = (), "it has more blocks than are told"
-        told = tuple(form[:MAX_TEXT] for form in forms) if words else ()
+        told = tuple(clipped(form) for form in forms) if words else ()
+        if len(told) != len(words):
+            told, words, unverified = (), (), "nobody knows the form of its digests"
         with self._lock:
             entry = self._entries.get(request)
             if entry is None:
                 return
-            entry.offer = Offer(request, 0.0, tokens, words, told, unverified[:MAX_TEXT])
+            self._nbytes -= entry.nbytes
+            entry.offer = Offer(request, 0.0, tokens, words, told, clipped(unverified))
+            self._nbytes += entry.nbytes
             self._answer(entry)
+            while self._nbytes > self._most_nbytes:
+                self._forget_first()
 
     def free(self, request: str) -> None:
         """Its blocks are not kept any more. What was loaded from them can still be compared, until the lease ends."""
@@ -76,8 +100,8 @@ class Offers:
         with self._lock:
             entry = self._entries.get(request)
             if entry is not None:
-                entry.gone = Gone(request, kind, cause[:MAX_TEXT])
-                entry.waiting |= entry.claims  # whoever was told before hears of it too
+                entry.gone = Gone(request, clipped(kind, MAX_KIND), clipped(cause))
+                entry.waiting.update(entry.claims)  # whoever was told before hears of it too
                 self._answer(entry)
 
     def want(self, line: Line, request: str) -> None:
@@ -87,34 +111,42 @@ class Offers:
             if entry is None or entry.until < time.monotonic():
                 line.put(Gone(request))
                 return
-            entry.claims.add(line)
-            entry.waiting.add(line)
+            entry.claims[line.peer.incarnation] = line
+            entry.waiting.add(line.peer.incarnation)
             self._answer(entry)
 
-    def ended(self, line: Line, request: str) -> bool:
-        """It loads it no more. Whether nobody does."""
+    def ended(self, engine: int, request: str) -> bool:
+        """This incarnation loads it no more. Whether nobody does, and its blocks are kept in vain."""
         with self._lock:
             entry = self._entries.get(request)
-            if entry is None or line not in entry.claims:
-                return False
-            entry.claims.discard(line)
-            entry.waiting.discard(line)
-            return not entry.claims
+            return entry is not None and self._leaves(engine, entry)
 
-    def hung_up(self, line: Line) -> list[str]:
-        """Its connection has ended. What it alone was to load."""
+    def died(self, engine: int) -> list[str]:
+        """This incarnation is dead. What it alone was to load, and is kept in vain."""
         with self._lock:
-            left = []
-            for request, entry in self._entries.items():
-                if line in entry.claims:
-                    entry.claims.discard(line)
-                    entry.waiting.discard(line)
-                    if not entry.claims and not entry.freed:
-                        left.append(request)
-            return left
+            return [request for request, entry in self._entries.items() if self._leaves(engine, entry)]
+
+    def claimed(self, engine: int) -> bool:
+        """Whether it loads anything."""
+        with self._lock:
+            return any(engine in entry.claims for entry in self._entries.values())
+
+    @staticmethod
+    def _leaves(engine: int, entry: _Entry) -> bool:
+        if entry.claims.pop(engine, None) is None:
+            return False
+        entry.waiting.discard(engine)
+        return not entry.claims and not entry.freed
 
     def _first(self) -> _Entry:
         return next(iter(self._entries.values()))
+
+    def _forget_first(self) -> None:
+        request = next(iter(self._entries))
+        entry = self._entries.pop(request)
+        self._nbytes -= entry.nbytes
+        for engine in entry.waiting:
+            entry.claims[engine].put(Gone(request))
 
     def _answer(self, entry: _Entry) -> None:
         answer: Offer | Gone | None = entry.gone
@@ -122,6 +154,6 @@ class Offers:
             left_s = 0.0 if entry.freed else max(0.0, entry.until - time.monotonic())
             answer = msgspec.structs.replace(entry.offer, lease_s=left_s)
         if answer is not None:
-            for line in entry.waiting:
-                line.put(answer)
+            for engine in entry.waiting:
+                entry.claims[engine].put(answer)
             entry.waiting.clear()

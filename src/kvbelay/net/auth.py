@@ -43,7 +43,7 @@ class Trust:
     def allow(self, address: Address, field: str) -> None:
         """Raises `ConfigError` for ``field`` where connections of this kind do not go."""
         if not address.local:
-            msg = f"{address} is not on this host's loopback, and beyond it stream demands a shared token or mutual TLS"
+            msg = f"{address} is not on this host's loopback, and beyond it a shared token or mutual TLS is due"
             raise ConfigError(msg, field=field, remedy="set token_file or tls, or write a loopback address")
 
     def dialled(self, sock: socket.socket, address: Address) -> Link:

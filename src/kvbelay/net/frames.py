@@ -53,10 +53,10 @@ def message_nbytes(header: bytes | bytearray, peer: str) -> int:
     """How many bytes the message after this header has. Raises if the header is not ours, or of another version."""
     magic, version, nbytes = HEADER.unpack(header)
     if magic != MAGIC:
-        msg = f"{peer} does not speak kvbelay's stream protocol: its message begins with {bytes(magic)!r}"
+        msg = f"{peer} does not speak kvbelay's protocol: its message begins with {bytes(magic)!r}"
         raise ProtocolViolation(msg, remedy="see what listens at that address")
     if version != VERSION:
-        msg = f"{peer} speaks version {version} of the stream protocol, this side version {VERSION}"
+        msg = f"{peer} speaks version {version} of kvbelay's protocol, this side version {VERSION}"
         raise UnknownShape(msg, remedy="run the same version of kvbelay on both sides")
     if nbytes > MAX_MESSAGE_NBYTES:
         msg = f"{peer} announces a message of {nbytes} bytes; the limit is {MAX_MESSAGE_NBYTES}"

@@ -111,12 +111,12 @@ def _receive_opening(link: Link, ask: Ask) -> bytes:
         msg = f"{link.peer} answers without proving that it knows the token"
         raise AuthenticationFailed(msg, remedy=REMEDY)
     if not head.startswith(OPENING_MAGIC):
-        msg = f"{link.peer} does not speak kvbelay's stream protocol with a token: it begins with {head!r}"
+        msg = f"{link.peer} does not speak kvbelay's protocol with a token: it begins with {head!r}"
         raise ProtocolViolation(msg, remedy="see what listens at that address, and whether it demands TLS")
     opening = head + _receive(link, OPENING.size - _HEAD_NBYTES, ask)
     _, version, demand, _, digest = OPENING.unpack(opening)
     if version != VERSION:
-        msg = f"{link.peer} speaks version {version} of the stream protocol, this side version {VERSION}"
+        msg = f"{link.peer} speaks version {version} of kvbelay's protocol, this side version {VERSION}"
         raise UnknownShape(msg, remedy="run the same version of kvbelay on both sides")
     if demand != TOKEN:
         msg = f"{link.peer} demands {DEMANDS.get(demand, 'something unknown')}, this side {DEMANDS[TOKEN]}"

@@ -58,6 +58,8 @@ class Checking:
     def __init__(
         self, links: Links | None, shapes: tuple[Shape, ...], verify: Verify, series: Series, *, ranks: int
     ) -> None:
+        self.different: list[Reading] = []
+        """Loads that were not what was offered, and whose blocks are to be wiped."""
         self._links = links
         self._shapes = shapes
         self._verify = verify
@@ -227,6 +229,8 @@ class Checking:
         if not isinstance(wrong, errors.CorruptData):
             return self._unknown(load, wrong.what)
         self._series.count("verified_loads", load.child.name, "different")
+        if load.reading is not None:
+            self.different.append(load.reading)
         return self._failed(load, wrong)
 
     def _unanswered(self, load: _Load, now: float) -> str:

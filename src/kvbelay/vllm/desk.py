@@ -154,6 +154,7 @@ class Desk:
         if self.liaison.links is not None:
             self._hear(time.monotonic())
             self.outbox.offered = self.liaison.offered(scheduler_output)
+            self.outbox.wipe, self._checking.different = self._checking.different, []
         self._expire()  # ranks that have nothing to say bring no `update`
         while self._completions.ready:
             self.outbox.pulses.append((self._completions.ready.pop(), Side.LOAD, ""))

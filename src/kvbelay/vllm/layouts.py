@@ -6,7 +6,7 @@ in one row, the CPU's kernels transpose the keys, and those for AMX interleave b
 request's last block holds only some tokens, and what stands in the rest of it is nobody's.
 
 The forms are those of vLLM 0.32. ``CPU_ATTN`` is checked against its own kernels by this project's tests; the rows of
-the others were read off their code. Whatever is not known here is refused by name.
+the others were read off their code. Whatever is not known here is refused by name, other versions included.
 """
 
 from __future__ import annotations
@@ -18,17 +18,19 @@ from typing import Any, ClassVar
 import torch
 
 from kvbelay.errors import UnverifiableLayout
+from kvbelay.vllm import host
 
 Interior = Callable[[int, int, int], torch.Tensor]
 """(tokens, values of a key, values of a value) -> which value stands where in one head's part of a kernel block: int64
 ``[tokens, values of a token]`` in the order of the memory, each ``token * values of a token + number of the value``."""
 
-MLA = "MLAAttentionSpec"
-SPECS = frozenset({"FullAttentionSpec", "SlidingWindowSpec", "ChunkedLocalAttentionSpec", MLA})
-"""By name, as these classes are not in every version."""
+LATENT = "MLAAttentionSpec"
+SPECS = frozenset({"FullAttentionSpec", "SlidingWindowSpec", "ChunkedLocalAttentionSpec", LATENT})
+"""Classes of vLLM's descriptions; by name, since versions differ in which they have. What derives from one may keep
+something else."""
 PLAIN = "NONE"
 QUANTISED = frozenset({PLAIN, "FP8_PER_TENSOR"})
-"""Members of ``KVQuantMode`` that keep no scales beside the values."""
+"""Modes that keep no scales beside the values."""
 WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
 """By their bytes."""
 REMEDY = "set verify to 'prefer' or 'off' for this model, or choose an attention backend that is known"
@@ -171,7 +173,7 @@ def _unknown_cache(cache: Any, spec: Any, blocks: int) -> str:
     if not isinstance(cache, torch.Tensor) or cache.dim() != len(Layout.AXES):
         return "its cache is no tensor of four dimensions"
     kernel_blocks, heads, tokens, values = map(int, cache.shape)
-    ratio = kernel_blocks // blocks
+    ratio = kernel_blocks // max(1, blocks)
     expected = (blocks * ratio, int(spec.num_kv_heads), spec.block_size, int(spec.head_size + spec.head_size_v))
     if (kernel_blocks, heads, ratio * tokens, values) != expected or cache.element_size() not in WORDS:
         return f"a cache of {tuple(cache.shape)} {cache.dtype} for {blocks} blocks does not fit its {spec}"
@@ -220,6 +222,8 @@ def _layers(group: Any, kv_caches: Mapping[str, Any], blocks: int, vllm_config: 
     parallel = vllm_config.parallel_config
     seen: set[tuple[object, ...]] = set()
     for name in group.layer_names:
+        if host.version() not in host.TESTED:
+            raise refused(name, f"how vLLM {host.version()} keeps KV is not known here")
         cache, layer = kv_caches.get(name), vllm_config.compilation_config.static_forward_context.get(name)
         if cache is None or layer is None:
             raise refused(name, "its cache or its attention is not known on this rank")
@@ -230,8 +234,7 @@ def _layers(group: Any, kv_caches: Mapping[str, Any], blocks: int, vllm_config: 
             if place in seen:
                 continue
             seen.add(place)
-        by_name = getattr(group.kv_cache_spec, "kv_cache_specs", None)
-        spec = group.kv_cache_spec if by_name is None else by_name[name]
+        spec = getattr(group.kv_cache_spec, "kv_cache_specs", {}).get(name, group.kv_cache_spec)
         size = parallel.tensor_parallel_size
         share = Share(parallel.rank % size, size, _heads(spec, vllm_config))
         isa = getattr(layer, "isa", None)
@@ -246,7 +249,7 @@ def _backend(layer: Any) -> str:
 def _heads(spec: Any, vllm_config: Any) -> int:
     """Heads of a layer in the whole model; 0 where the model's number and this rank's do not fit."""
     here, ranks = int(getattr(spec, "num_kv_heads", 0)), int(vllm_config.parallel_config.tensor_parallel_size)
-    if ranks == 1 or type(spec).__name__ not in SPECS - {MLA}:
+    if ranks == 1 or type(spec).__name__ not in SPECS - {LATENT}:
         return here
     if spec.max_tp_shards:
         return here * min(int(spec.max_tp_shards), ranks)

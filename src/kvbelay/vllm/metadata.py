@@ -43,6 +43,10 @@ class GuardMetadata(KVConnectorMetadata):
     """Of loads of ``orders``: what to hash when they are complete."""
     offered: tuple[Reading, ...] = ()
     """What to hash at the end of this step, since it is offered to other engines."""
+    wipe: tuple[Reading, ...] = ()
+    """Loads that were not what was offered. Somebody else's next block may be one of these, and what stands behind its
+    last token is not always harmless: nought times infinity is no number.
+    """
     released: tuple[tuple[str, str], ...] = ()
     """Requests and children whose saves are over, since nobody reads them any more."""
 

@@ -98,16 +98,22 @@ class Post:
             if child is None:
                 cause = self.staff[order.child].cause if order.child in self.staff else None
                 self._settle(order, Kind.FAILED, cause)
-        for reading in step.checks:
-            self._checks[reading.child, reading.request] = reading
-        for request, name in step.released:
-            if self.gate.armed(request, Side.SAVE, name):
-                self._keep(self.gate.hear(name, Side.SAVE, request, Kind.LANDED))
+        self._heed_others(step)
         self._in_step = [child for child in self.staff.serving if child.name in step.children]
         for child, answer in self.staff.give("bind_connector_metadata", step.children):
             if isinstance(answer, Failure):  # what it has not heard it does not begin
                 self._in_step.remove(child)
                 self._fail_begun(child, Kind.FAILED, answer)
+
+    def _heed_others(self, step: GuardMetadata) -> None:
+        """What the step has to do with other engines."""
+        for reading in step.wipe:
+            self._reader.wipe(reading)
+        for reading in step.checks:
+            self._checks[reading.child, reading.request] = reading
+        for request, name in step.released:
+            if self.gate.armed(request, Side.SAVE, name):
+                self._keep(self.gate.hear(name, Side.SAVE, request, Kind.LANDED))
 
     def start_load(self, forward_context: object, kwargs: dict[str, Any]) -> None:
         """Let the children start the step's loads."""

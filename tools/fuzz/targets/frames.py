@@ -1,4 +1,4 @@
-"""What comes over a connection of `stream`: a header and one message."""
+"""What comes over a connection: a header and one message, here those of `stream`."""
 
 from __future__ import annotations
 
@@ -82,13 +82,14 @@ def _dump(message: object) -> bytes:
 SHAPE = Shape(lambda data: msgspec.msgpack.decode(data[HEADER.size :]), _dump)
 
 
-def _target(name: str, decoder: Any, messages: Iterable[Any]) -> Target:
+def framed(name: str, decoder: Any, messages: Iterable[Any]) -> Target:
+    """Of one message; ``messages`` are some that the decoder knows."""
     seeds: Callable[[], Iterable[bytes]] = partial(_seeds, messages)
     return Target(name, partial(_take, decoder), seeds, SHAPE)
 
 
 TARGETS = (
-    _target("stream-hello", HELLO, HELLOS),
-    _target("stream-request", REQUEST, REQUESTS),
-    _target("stream-answer", ANSWER, ANSWERS),
+    framed("stream-hello", HELLO, HELLOS),
+    framed("stream-request", REQUEST, REQUESTS),
+    framed("stream-answer", ANSWER, ANSWERS),
 )
