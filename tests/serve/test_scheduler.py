@@ -57,17 +57,20 @@ class Bench:
         heard: queue.Queue[Any] = queue.Queue()
         return Job("r", PROMPT, 8, ends=frozenset(), hear=heard.put, **more), heard
 
-    def answer(self, **more: Any) -> tuple[tuple[int, ...], Ended]:
+    def answer(self, **more: Any) -> tuple[tuple[int, ...], int, Ended]:
         job, heard = self.job(**more)
         self.scheduler.submit(job)
         return words(heard)
 
 
-def words(heard: queue.Queue[Any]) -> tuple[tuple[int, ...], Ended]:
+def words(heard: queue.Queue[Any]) -> tuple[tuple[int, ...], int, Ended]:
+    """An answer's tokens, how many of the prompt were brought, and the last word."""
     tokens: list[int] = []
+    brought = 0
     while isinstance(word := heard.get(timeout=PATIENCE_S), Token):
         tokens.append(word.token)
-    return tuple(tokens), word
+        brought = word.brought
+    return tuple(tokens), brought, word
 
 
 @pytest.fixture
@@ -94,7 +97,7 @@ def right() -> tuple[int, ...]:
 def test_part_of_the_kv_comes(bench: Any, right: tuple[int, ...], held: bool) -> None:
     """The answer goes on from what has come, in other blocks where those beyond it are held back."""
     stage = bench(2 * NEED, tokens=16, held=held)
-    assert stage.answer(fetch=True) == (right, Ended("length", brought=16))
+    assert stage.answer(fetch=True) == (right, 16, Ended("length"))
     assert stage.cache.free_blocks == 2 * NEED - (3 if held else 0)
     if held:
         stage.transfer.held.released("r", Side.LOAD)
@@ -109,7 +112,7 @@ def test_blocks_are_held_back_and_there_are_no_others(bench: Any, right: tuple[i
     wait_for(lambda: stage.cache.free_blocks == 1)
     stage.transfer.held.released("r", Side.LOAD)
     stage.scheduler.freed()
-    assert words(heard) == (right, Ended("length", brought=0))
+    assert words(heard) == (right, 0, Ended("length"))
     assert stage.cache.free_blocks == NEED
 
 
@@ -121,19 +124,19 @@ def test_requests_wait_for_blocks(bench: Any, right: tuple[int, ...]) -> None:
         stage.scheduler.submit(job)
     stage.scheduler.cancel(jobs[2][0])
     answers = [words(heard) for _, heard in jobs]
-    assert answers[2][1].finish == "cancelled"
+    assert answers[2][-1].finish == "cancelled"
     del answers[2]
-    assert answers == [(right, Ended("length"))] * 3
+    assert answers == [(right, 0, Ended("length"))] * 3
     assert stage.cache.free_blocks == NEED
 
 
 def test_a_transfer_that_raises(bench: Any, right: tuple[int, ...]) -> None:
     """One request hears that it broke, and why; the next one is served."""
     stage = bench(NEED, broken=True)
-    tokens, ended = stage.answer(fetch=True)
+    tokens, _, ended = stage.answer(fetch=True)
     assert not tokens
     assert "the fetch broke" in ended.broke
-    assert stage.answer() == (right, Ended("length"))
+    assert stage.answer() == (right, 0, Ended("length"))
     assert stage.cache.free_blocks == NEED
 
 
@@ -146,8 +149,8 @@ def test_an_engine_that_raises(bench: Any, right: tuple[int, ...], monkeypatch: 
 
     with monkeypatch.context() as patch:
         patch.setattr(Engine, "decode", broken)
-        assert "no such matrix" in stage.answer()[1].broke
-    assert stage.answer() == (right, Ended("length"))
+        assert "no such matrix" in stage.answer()[-1].broke
+    assert stage.answer() == (right, 0, Ended("length"))
     assert stage.cache.free_blocks == NEED
 
 

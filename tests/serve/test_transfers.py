@@ -41,6 +41,15 @@ def test_kv_moves(pair: Any, alone: Alone) -> None:
     prefill.until(lambda: prefill.metric("kvbelay_serve_free_blocks") == 512)
 
 
+def test_kv_moves_for_an_answer_that_is_stopped(pair: Any, alone: Alone) -> None:
+    """An answer that a text ends says what was brought, too."""
+    prefill, decode = pair
+    stop = alone(prompt(5))[2:4]
+    answer = decode.complete(prompt(5), params=prefill.offer(prompt(5)), stop=stop)
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.usage.prompt_tokens_details.cached_tokens == movable(prompt(5))
+
+
 def test_kv_moves_for_a_chat(pair: Any) -> None:
     """The chat of both sides is the same conversation."""
     prefill, decode = pair

@@ -89,11 +89,11 @@ class Draft(NamedTuple):
         """The text that a word adds, and the end if it is the last one. Raises `Refused` if there is no answer."""
         if isinstance(word, Token):
             self.usage.answer += 1
+            self.usage.brought = word.brought
             piece = self.text.add(word.token)
             return piece, Ended("stop") if self.text.stopped else None
         if word.broke:
             raise Refused(word.broke, status=500)
-        self.usage.brought = word.brought
         return self.text.end(), word
 
 

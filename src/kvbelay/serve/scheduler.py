@@ -41,6 +41,8 @@ class Token(msgspec.Struct, frozen=True):
     """The next token of an answer."""
 
     token: int
+    brought: int = 0
+    """Tokens of the prompt that a transfer brought."""
 
 
 class Ended(msgspec.Struct, frozen=True):
@@ -48,8 +50,6 @@ class Ended(msgspec.Struct, frozen=True):
 
     finish: str
     """"stop", "length", or "cancelled"."""
-    brought: int = 0
-    """Tokens of the prompt that a transfer brought."""
     params: dict[str, Any] | None = None
     """What `Transfer.publish` gave."""
     broke: str = ""
@@ -279,10 +279,10 @@ class Scheduler:
         token = int(job.logits.argmax()) if job.logits is not None else 0
         job.said.append(token)
         self._metrics.said.inc()
-        job.hear(Token(token))
+        job.hear(Token(token, job.brought))
         if token in job.ends:
-            return Ended("stop", job.brought)
-        return Ended("length", job.brought) if len(job.said) == job.length else None
+            return Ended("stop")
+        return Ended("length") if len(job.said) == job.length else None
 
     def _finish(self, job: Job, ended: Ended) -> None:
         self._metrics.brought.inc(job.brought)
