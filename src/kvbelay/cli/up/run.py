@@ -24,8 +24,8 @@ from kvbelay.errors import ConfigError, DeadlineExceeded, PeerLost
 ROUTE = (sys.executable, "-m", "kvbelay.cli.main", "route")
 LOOK_S = 0.2
 """How often we look whether all of them live."""
-HEALTH = {"timeout_s": 4.0}
-"""The router's patience with an answer to a probe: here all servers share one machine, which may be busy."""
+PATIENCE_S = {"reference": 4.0, "vllm": 8.0}
+"""How long the router waits for the answer to a probe: all servers share one machine, and vLLM's are busy at times."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -64,7 +64,7 @@ def run(
             ensemble = Ensemble(folder, within)
             stack.callback(ensemble.end)
         ensemble.start(servers)
-        router = _router(servers, names, port or free_ports(1)[0], folder)
+        router = _router(servers, names, port or free_ports(1)[0], folder, PATIENCE_S[choice.engine])
         ensemble.start([router])
         with contextlib.suppress(SystemExit):  # a signal: this is how it ends
             show.invitation(router.url, choice.model)
@@ -123,9 +123,11 @@ class Ensemble:
         self._warden.close()
 
 
-def _router(servers: Sequence[Server], names: Mapping[str, Sequence[str]], port: int, folder: Path) -> Server:
+def _router(
+    servers: Sequence[Server], names: Mapping[str, Sequence[str]], port: int, folder: Path, patience_s: float
+) -> Server:
     """The router with its configuration, by which it knows the servers' names."""
-    configuration: dict[str, Any] = {"health": HEALTH}
+    configuration: dict[str, Any] = {"health": {"timeout_s": patience_s}}
     for role, of_role in names.items():
         configuration[role] = [{"name": s.name, "url": s.url} for s in servers if s.name in of_role]
     path = folder / "router.json"
