@@ -48,6 +48,10 @@ ROOMS = {
         ("kvbelay.core.budget", "kvbelay.core.circuit", "kvbelay.errors"),
         ("msgspec", "aiohttp", "multidict", "yarl", "prometheus_client"),
     ),
+    "kvbelay.serve": Room(
+        ("kvbelay.core", "kvbelay.errors", "kvbelay.reference", "kvbelay.runtime"),
+        ("msgspec", "aiohttp", "prometheus_client"),
+    ),
     "kvbelay.vllm": Room(
         ("kvbelay.core", "kvbelay.errors", "kvbelay.link", "kvbelay.net.endpoint"),
         ("msgspec", "vllm", "torch", "prometheus_client"),

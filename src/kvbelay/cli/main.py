@@ -20,6 +20,7 @@ COMMANDS = {
     "conform": "kvbelay.cli.conform.command:conform",
     "demo": "kvbelay.cli.demo.command:demo",
     "route": "kvbelay.cli.route.command:route",
+    "up": "kvbelay.cli.up.command:up",
 }
 
 SIGNALS = {signal.SIGINT: "Interrupted", signal.SIGTERM: "Terminated", signal.SIGHUP: "The terminal is gone"}
