@@ -19,6 +19,7 @@ COMMANDS = {
     "bench": "kvbelay.cli.bench.command:bench",
     "conform": "kvbelay.cli.conform.command:conform",
     "demo": "kvbelay.cli.demo.command:demo",
+    "doctor": "kvbelay.cli.doctor.command:doctor",
 }
 
 SIGNALS = {signal.SIGINT: "Interrupted", signal.SIGTERM: "Terminated", signal.SIGHUP: "The terminal is gone"}
