@@ -65,7 +65,7 @@ def test_each_finding_says_where_to_read_on(one: Signature) -> None:
 
 def test_logs_are_clean() -> None:
     """No path or host of a machine stands in a log of the tests."""
-    for path in LOGS.rglob("*.log"):
+    for path in HERE.rglob("*.log"):
         text = path.read_text(encoding="utf-8")
         assert not re.search(r"/(?:home|root|tmp|work|check|Users)/", text), path
 

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import gzip
 import io
 import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, cast
 
 from kvbelay.doctor.finding import Finding, unchecked
-from kvbelay.doctor.scan import Scanned, Scanner
+from kvbelay.doctor.scan import Readable, Scanned, Scanner
 from kvbelay.doctor.signatures import Signatures, load
 from kvbelay.doctor.story import findings_of
 from kvbelay.doctor.trace import follow, parts_of
 
 STDIN = "-"
 GZIP = b"\x1f\x8b"
+GZIP_WBITS = 31
+"""Tells zlib to expect gzip's head and tail."""
 
 
 def check_logs(
@@ -69,9 +69,34 @@ def _read_all(
 
 
 @contextmanager
-def opened(path: str) -> Iterator[BinaryIO]:
+def opened(path: str) -> Iterator[Readable]:
     """The bytes of a log, unpacked if they are gzip's."""
     with contextlib.ExitStack() as closing:
         raw = sys.stdin.buffer if path == STDIN else closing.enter_context(Path(path).open("rb"))
         head = raw.peek(len(GZIP)) if isinstance(raw, io.BufferedReader) else b""
-        yield cast("BinaryIO", gzip.GzipFile(fileobj=raw)) if head.startswith(GZIP) else raw
+        yield Unpacked(raw) if head.startswith(GZIP) else raw
+
+
+class Unpacked:
+    """What a gzip stream holds, all that can be read of one that is damaged (`gzip` would keep the last block)."""
+
+    def __init__(self, packed: Readable) -> None:
+        self._packed = packed
+        self._member = zlib.decompressobj(wbits=GZIP_WBITS)
+        self._rest = b""
+
+    def read(self, size: int, /) -> bytes:
+        """Some bytes, at most ``size``; none at the end. Raises `EOFError` or `zlib.error` where it is damaged."""
+        while True:
+            if self._member.eof:
+                self._rest = self._member.unused_data or self._rest or self._packed.read(size)
+                if not self._rest.startswith(GZIP):
+                    return b""  # the end, or padding
+                self._member = zlib.decompressobj(wbits=GZIP_WBITS)
+            packed = self._member.unconsumed_tail or self._rest or self._packed.read(size)
+            self._rest = b""
+            if not packed:
+                raise EOFError("the compressed stream has no end")
+            plain = self._member.decompress(packed, size)
+            if plain:
+                return plain

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import BinaryIO
+from typing import Protocol
 
 import msgspec
 
@@ -35,6 +35,14 @@ HARMLESS = re.compile(rb"(?:[\w.]*\.)?(?:KeyboardInterrupt|SystemExit|CancelledE
 """How a traceback ends that belongs to an orderly end."""
 _RAISED = re.compile(rb"[A-Za-z_][\w.]*(?::|$)")
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m|[\x00-\x08\x0b-\x1f]")
+
+
+class Readable(Protocol):
+    """A file, or something that unpacks one."""
+
+    def read(self, size: int, /) -> bytes:
+        """At most so many bytes; none at the end."""
+        ...
 
 
 class Run(msgspec.Struct):
@@ -96,19 +104,21 @@ class Scanner:
         self._open: dict[tuple[str, str], Run] = {}
         self._last = 0.0
 
-    def read(self, stream: BinaryIO) -> Scanned:
+    def read(self, stream: Readable) -> Scanned:
         """All of it. Raises what the stream raises."""
         rest = b""
-        while block := stream.read(BLOCK):
-            self.found.nbytes += len(block)
-            chunk = rest + block
-            end = chunk.rfind(b"\n") + 1
-            if not end and len(chunk) > BLOCK + LONGEST:
-                end = len(chunk)  # no line of a log is as long
-            rest = chunk[self._take(chunk[:end], last=False) :]
-        if rest:
-            self._take(rest + b"\n", last=True)
-        self.found.runs = [run for run in self.found.runs if run.until - run.at >= run.signature.lasting_s]
+        try:
+            while block := stream.read(BLOCK):
+                self.found.nbytes += len(block)
+                chunk = rest + block
+                end = chunk.rfind(b"\n") + 1
+                if not end and len(chunk) > BLOCK + LONGEST:
+                    end = len(chunk)  # no line of a log is as long
+                rest = chunk[self._take(chunk[:end], last=False) :]
+        finally:
+            if rest:
+                self._take(rest, last=True)
+            self.found.runs = [run for run in self.found.runs if run.until - run.at >= run.signature.lasting_s]
         return self.found
 
     def _take(self, chunk: bytes, *, last: bool) -> int:
@@ -127,7 +137,7 @@ class Scanner:
                 self._hit(chunk, begin, line, known, number + 1)
             elif TRACEBACK in line:
                 raised = self._raised(chunk, line, position)
-                if raised is None and not last and begin > 0:
+                if raised is None and not last and stop - begin < LONGEST:
                     stop = begin
                     break
                 self._exception(chunk, raised, position, number + 1)
@@ -140,6 +150,8 @@ class Scanner:
     def _raised(self, chunk: bytes, head: bytes, position: int) -> tuple[int, int] | None:
         """Begin and end of the line at which a traceback says what was raised; None if it goes on behind the chunk."""
         prefix = head[: head.index(TRACEBACK)].rstrip()
+        if not prefix.endswith((b"]", b")")):
+            prefix = b""  # it stands in the midst of a message, or alone
         for _ in range(LOOK_BACK):
             end = chunk.find(b"\n", position)
             if end < 0:
@@ -199,7 +211,8 @@ class Scanner:
             stamp = stamp_of(line)
             if stamp is not None:
                 self.found.stamped = True
-                return later(stamp, self._last)
+                self._last = later(stamp, self._last)
+                break
             if begin == 0:
                 break
             end = begin - 1
@@ -210,7 +223,7 @@ class Scanner:
     def _stamp(self, chunk: bytes, stop: int) -> None:
         """Remember the time at the end of the chunk."""
         if stop:
-            self._last = self._when(chunk, stop, b"")
+            self._when(chunk, stop, b"")
 
 
 def shown(line: bytes) -> str:

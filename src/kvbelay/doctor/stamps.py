@@ -8,6 +8,7 @@ above it was.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 
@@ -27,6 +28,12 @@ _STAMP = re.compile(
 def stamp_of(line: bytes) -> float | None:
     """Seconds since the first of January, local time of whoever wrote it; None without a stamp."""
     found = _STAMP.search(line, 0, HEAD)
+    return _seconds(found[0]) if found is not None else None
+
+
+@functools.lru_cache(4096)  # many lines have the same
+def _seconds(stamp: bytes) -> float | None:
+    found = _STAMP.match(stamp)
     if found is None:
         return None
     month = int(found["month"] or found["gmonth"])

@@ -45,8 +45,18 @@ def _chains(runs: Iterable[Run]) -> Iterable[Chain]:
 
 
 def _ordered(chain: Chain) -> Chain:
+    """By seconds; in one of them log by log, and in a log line by line, whose order is beyond doubt."""
     ended = {run.source for run in chain if run.signature.deadly}
-    return sorted(chain, key=lambda run: (math.floor(run.at), run.source not in ended, run.at, run.source, run.line))
+    began: dict[tuple[int, str], float] = {}
+    for run in chain:
+        place = (math.floor(run.at), run.source)
+        began[place] = min(began.get(place, run.at), run.at)
+
+    def key(run: Run) -> tuple[int, bool, float, str, int]:
+        second = math.floor(run.at)
+        return second, run.source not in ended, began[second, run.source], run.source, run.line
+
+    return sorted(chain, key=key)
 
 
 def _deadly(chain: Chain) -> bool:
