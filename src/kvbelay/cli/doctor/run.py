@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import click
 
+from kvbelay.connectors import registry
+from kvbelay.connectors.port import Examined
+from kvbelay.doctor import plugins
 from kvbelay.doctor.config import check_configs
+from kvbelay.doctor.drift import check_drift
+from kvbelay.doctor.environment import CHECKS
 from kvbelay.doctor.finding import Finding
 from kvbelay.doctor.logs import check_logs
 from kvbelay.doctor.report import encoded, lines, report_of
@@ -44,7 +49,23 @@ def _findings(asked: Asked) -> list[Finding]:
         findings += check_configs(asked.configs)
     if asked.urls:
         findings += check_urls(asked.urls)
+    if not (asked.logs or asked.configs or asked.urls):
+        findings += plugins.run({**CHECKS, "drift.vllm": check_drift, **_connectors(), **plugins.registered()})
     return findings
+
+
+def _connectors() -> dict[str, Callable[[], Iterable[Any]]]:
+    """What each connector's backend has to say, by name; it is loaded when it is asked."""
+
+    def asking(name: str) -> Callable[[], Iterable[Any]]:
+        def ask() -> Iterator[Any]:
+            backend = registry.open_backend(name)
+            if isinstance(backend, Examined):
+                yield from backend.doctor()
+
+        return ask
+
+    return {f"connector.{name}": asking(name) for name in registry.known()}
 
 
 def _note(text: str) -> None:

@@ -16,6 +16,7 @@ from kvbelay.connectors.spans import batch_nbytes, chunked, digest_chunk, pieces
 from kvbelay.connectors.stream import near
 from kvbelay.connectors.stream.answers import expect
 from kvbelay.connectors.stream.auth import FilePath, Trust
+from kvbelay.connectors.stream.checkup import checkup
 from kvbelay.connectors.stream.clients import Clients
 from kvbelay.connectors.stream.fetch import fetch
 from kvbelay.connectors.stream.frames import (
@@ -277,6 +278,10 @@ class StreamBackend:
         and if a file that is named cannot be used.
         """
         return StreamConnector(config, child=child, fingerprint=fingerprint)
+
+    def doctor(self) -> Iterator[dict[str, object]]:
+        """See `connectors.port.Examined`."""
+        return checkup()
 
 
 BACKEND = StreamBackend()
