@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from kvbelay.doctor.finding import Evidence, Finding, Level
-from kvbelay.doctor.scan import QUIET_S, Run
+from kvbelay.doctor.scan import QUIET_S, UNKNOWN, Run
 from kvbelay.doctor.signatures import Rank, Signature
 from kvbelay.doctor.stamps import told
 
@@ -90,12 +90,14 @@ def _story(chains: Sequence[Chain]) -> list[Finding]:
 
 
 def _key(run: Run) -> str:
-    return run.signature.id + (f" {run.text}" if run.signature.id == "unknown-exception" else "")
+    return run.signature.id + (f" {run.text}" if run.signature is UNKNOWN else "")
 
 
 def _finding(runs: Sequence[Run], chains: Sequence[Chain], *, first: Run | None) -> Finding:
     signature = runs[0].signature
     level, what = _said(signature, first=first is not None)
+    if signature is UNKNOWN:
+        what += f": {runs[0].text.partition(':')[0]}"
     if len(chains) > 1:
         what += f"; {len(chains)} times, from {told(chains[0][0].at)} to {told(chains[-1][-1].at)}"
     cause, remedy = signature.cause, signature.remedy
