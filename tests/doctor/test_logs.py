@@ -75,7 +75,7 @@ def test_the_side_that_died_comes_first(read: Read, tmp_path: Path) -> None:
     """Merged by time, in either order of the files: prefill's own end is the first cause of decode's lost peer."""
     prefill, decode = tmp_path / "p.log", tmp_path / "d.log"
     prefill.write_text(DEAD.format(at="01:53:43") + GONE.format(at="01:53:43"))
-    decode.write_text(LOST)
+    decode.write_text("(Worker pid=3) ERROR 11-30 01:53:43 [pull_worker.py:562] nixl: NIXL_ERR_REMOTE_DISCONNECT\n")
     for paths in ((prefill, decode), (decode, prefill)):
         findings = read(*paths)
         assert findings[0].check == "log.completion-for-a-request-that-is-gone"
