@@ -45,12 +45,12 @@ def test_signature_is_told_of_its_log(one: Signature, read: Read) -> None:
 
 
 @pytest.mark.parametrize("one", ALL, ids=lambda one: one.id)
-def test_each_literal_stands_in_the_log(one: Signature) -> None:
+def test_each_literal_stands_in_the_log(one: Signature, signatures: Signatures) -> None:
     """No literal is there that the log does not show in a line with this signature."""
     text = (LOGS / f"{one.id}.log").read_bytes()
     for literal in one.literals:
         lines = [line for line in text.splitlines() if literal.encode() in line]
-        assert any((load().of(line) or (UNKNOWN, ""))[0].id == one.id for line in lines), literal
+        assert any((signatures.of(line) or (UNKNOWN, ""))[0].id == one.id for line in lines), literal
 
 
 @pytest.mark.parametrize("one", ALL, ids=lambda one: one.id)
@@ -61,6 +61,16 @@ def test_each_finding_says_where_to_read_on(one: Signature) -> None:
     path, _, anchor = one.page.partition("#")
     headings = re.findall(r"^#+ (.+)$", (DOCS / path).read_text(encoding="utf-8"), re.MULTILINE)
     assert anchor in {re.sub(r"[^a-z0-9 _-]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_page_names_tests_that_exist() -> None:
+    """Each test file that docs/doctor.md names is there."""
+    text = (DOCS / "docs" / "doctor.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"[\w/]*test_\w+\.py", text))
+    assert len(named) > 15
+    for name in named:
+        places = [DOCS / name] if "/" in name else [HERE / name, DOCS / "tests" / "vllm" / name]
+        assert any(path.is_file() for path in places), name
 
 
 def test_logs_are_clean() -> None:

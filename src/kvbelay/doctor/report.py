@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 
 import msgspec
 
@@ -27,7 +27,14 @@ def report_of(findings: Sequence[Finding]) -> Report:
     """The findings in order: what failed before what may, and before what could not be checked."""
     last = (Level.WARNING, Level.UNCHECKED, Level.NOTE)
     ordered = sorted(findings, key=lambda one: last.index(one.level) if one.level in last else -1)
-    return Report(version("kvbelay"), exit_code(findings), tuple(ordered))
+    return Report(_version(), exit_code(findings), tuple(ordered))
+
+
+def _version() -> str:
+    try:
+        return version("kvbelay")
+    except PackageNotFoundError:  # run from a source tree
+        return "unknown"
 
 
 def encoded(report: Report) -> bytes:
@@ -64,20 +71,28 @@ def _plural(level: Level, count: int) -> str:
 def _finding(finding: Finding) -> Iterator[str]:
     times = f" ({finding.count} times)" if finding.count > 1 else ""
     title = f"{finding.level.value.upper()}: {finding.what}{times}"
-    yield from textwrap.wrap(title, WIDTH, subsequent_indent="  ")
+    yield from textwrap.wrap(title, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
     for index, evidence in enumerate(finding.evidence):
-        yield from _field("" if index else "seen", _place(evidence))
+        yield from _seen("" if index else "seen", evidence)
     yield from _field("why" if finding.level is Level.UNCHECKED else "cause", finding.cause)
     yield from _field("remedy", finding.remedy)
     yield from _field("page", finding.page)
 
 
-def _place(evidence: Evidence) -> str:
+def _seen(name: str, evidence: Evidence) -> Iterator[str]:
+    """The place in one piece, to be copied; its text beside it if there is room."""
+    label = f"  {name}".ljust(INDENT)
     place = f"{evidence.source}:{evidence.line}" if evidence.line else evidence.source
-    return f"{place}: {evidence.text}" if evidence.text else place
+    together = f"{label}{place}: {evidence.text}" if evidence.text else label + place
+    if len(together) <= WIDTH or not evidence.text:
+        yield together
+    else:
+        yield label + place
+        yield from _field("", evidence.text)
 
 
 def _field(name: str, text: str) -> Iterator[str]:
     if text:
         label = f"  {name}".ljust(INDENT)
-        yield from textwrap.wrap(text, WIDTH, initial_indent=label, subsequent_indent=" " * INDENT)
+        further = " " * INDENT
+        yield from textwrap.wrap(text, WIDTH, initial_indent=label, subsequent_indent=further, break_on_hyphens=False)
