@@ -37,7 +37,7 @@ def deadlines(side: Side) -> Iterator[Finding]:
             remedy = f"more than {lease_s:g}"
             where = f"{OURS}.save_s"
             yield side.finds("deadlines", Level.WARNING, what, child.at, EXTRA, where, cause=cause, remedy=remedy)
-    if load_s is not None and lookup_s is not None and lookup_s > load_s:
+    if "lookup_s" in side.options and load_s is not None and lookup_s is not None and lookup_s > load_s:
         what = f"a look-up may take longer (lookup_s {lookup_s:g}) than the load that it is for (load_s {load_s:g})"
         where = f"{OURS}.lookup_s"
         yield side.finds("deadlines", Level.WARNING, what, EXTRA, where, remedy="shorten lookup_s")
