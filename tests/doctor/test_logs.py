@@ -278,6 +278,24 @@ def test_what_is_no_stamp(line: str) -> None:
     assert scan.stamp_of(line.encode()) is None
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_bytes_of_any_kind_are_read(seed: int, signatures: Signatures, tmp_path: Path) -> None:
+    """Logs that were cut, mixed and overwritten, with bytes that are no text: nothing is raised, lines are there."""
+    dice = random.Random(seed)
+    pile = bytearray(b"".join(path.read_bytes() for path in sorted(LOGS.glob("*.log"))))
+    for _ in range(200):
+        at = dice.randrange(len(pile))
+        pile[at : at + dice.randrange(40)] = dice.choice(
+            [dice.randbytes(9), b"\n", b"\r", b"Traceback (most recent call last)"]
+        )
+    log = tmp_path / "x.log"
+    log.write_bytes(pile)
+    runs = runs_of(log, signatures)
+    assert len(runs) > 20
+    assert all(1 <= run.line <= pile.count(b"\n") + 1 for run in runs)
+    assert check_logs([str(log)], "89d64ec8cba2cca1", signatures, note=lambda _: None)
+
+
 def test_notes_say_what_is_read() -> None:
     """Whoever waits hears which log is being read."""
     heard: list[str] = []

@@ -18,6 +18,11 @@ DAYS = tuple(itertools.accumulate((0, 31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30
 """Days before each month, in a leap year: vLLM's stamps have no year, so that of the others is left out, too."""
 YEAR_S = 366 * 86400.0
 
+DATE_NBYTES = 16
+"""Longest date before a time."""
+
+_CLOCK = re.compile(rb"\d\d:\d\d:\d\d")
+"""What every stamp has, and few other things; much faster to look for."""
 _STAMP = re.compile(
     rb"(?:(?<![\d.])(?:\d{4}[-/])?(?P<month>[01]\d)[-/](?P<day>[0-3]\d)(?:[-/]\d{4}-)?[ T:]?"
     rb"|(?:^|[\[ ])[IWEF](?:\d{4})?(?P<gmonth>[01]\d)(?P<gday>[0-3]\d) )"
@@ -27,7 +32,10 @@ _STAMP = re.compile(
 
 def stamp_of(line: bytes) -> float | None:
     """Seconds since the first of January, local time of whoever wrote it; None without a stamp."""
-    found = _STAMP.search(line, 0, HEAD)
+    clock = _CLOCK.search(line, 0, HEAD)
+    if clock is None:
+        return None
+    found = _STAMP.search(line, max(0, clock.start() - DATE_NBYTES), HEAD)
     return _seconds(found[0]) if found is not None else None
 
 
