@@ -11,7 +11,7 @@ import pytest
 from kvbelay.doctor import finding
 from kvbelay.doctor.finding import Finding, Level
 from kvbelay.doctor.scan import UNKNOWN, Scanner
-from kvbelay.doctor.signatures import Rank, Signature, Signatures, load, rare_pattern
+from kvbelay.doctor.signatures import TRACEBACK, Rank, Signature, Signatures, _cover, load, rare_pattern
 from kvbelay.errors import ConfigError
 
 HERE = Path(__file__).parent
@@ -85,6 +85,16 @@ def test_prefilter_finds_every_literal(signatures: Signatures) -> None:
     for one in signatures.all:
         for literal in one.literals:
             assert signatures.prefilter.search(b"x" * 7 + literal.encode() + b"y"), literal
+
+
+def test_literals_are_searched_from_rare_bytes(signatures: Signatures) -> None:
+    """A new literal does not make reading slow: of what healthy logs hold, few bytes can begin a match. One that fails
+    here wants a literal with an upper-case letter, a quotation mark or a q in its front part.
+    """
+    healthy = b"".join(path.read_bytes() for path in (HERE / "healthy").iterdir())
+    literals = {TRACEBACK, *(literal.encode() for one in signatures.all for literal in one.literals)}
+    firsts = _cover({one for one in literals if not any(other != one and other in one for other in literals)})
+    assert sum(healthy.count(byte) for byte in firsts) < 0.07 * len(healthy), sorted(map(chr, firsts))
 
 
 def test_prefilter_with_parts_of_one_another() -> None:

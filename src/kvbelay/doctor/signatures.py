@@ -12,7 +12,7 @@ import msgspec
 from kvbelay.errors import ConfigError
 
 BUILT_IN = Path(__file__).with_name("signatures.toml")
-SHORTEST = 10
+SHORTEST = 9
 """Bytes that the searched part of a literal keeps, where it has them."""
 LEAST_LITERAL = 8
 TRACEBACK = b"Traceback (most recent call last)"
