@@ -156,6 +156,9 @@ MISTAKES: dict[str, tuple[Callable[[Config], None], str, Level, str]] = {
     ),
     "save before lease": (ours(save_s=20), "deadlines", Level.WARNING, "more than 30"),
     "look-up beyond load": (ours(lookup_s=90), "deadlines", Level.WARNING, "shorten"),
+    "verify without a link": (ours(verify="prefer"), "verify", Level.PROBLEM, "link"),
+    "a child's verify without a link": (extra(0, kvbelay={"verify": "require"}), "verify", Level.PROBLEM, "link"),
+    "a name that is none": (extra(0, kvbelay={"name": "a b"}), "guard-option", Level.PROBLEM, "letters"),
     "unknown policy": (outside(kv_load_failure_policy="retry"), "policy", Level.PROBLEM, "choose"),
     "sync and recompute, guarded": (
         both(outside(kv_load_failure_policy="recompute"), child(1, kv_connector="LMCacheConnectorV1")),
@@ -249,6 +252,12 @@ PAIRS: dict[str, tuple[Config, Config, Level, str]] = {
         changed(extra(0, backends=["GDS"])),
         Level.PROBLEM,
         "backends",
+    ),
+    "link on one side": (
+        changed(role="kv_producer"),
+        changed(ours(verify="require", link={"listen": "tcp://127.0.0.1:0"})),
+        Level.PROBLEM,
+        "prefill has no link",
     ),
     "guard on one side": (changed(stock(), "kv_producer"), changed(), Level.WARNING, "only one side"),
 }

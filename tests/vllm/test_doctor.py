@@ -15,14 +15,14 @@ from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1 import base
 
 from kvbelay.core.circuit import CircuitPolicy
-from kvbelay.doctor import drift, known, url
+from kvbelay.doctor import config, drift, known, url
 from kvbelay.doctor.drift import check_drift
 from kvbelay.doctor.options import CIRCUIT, declared, mistakes
 from kvbelay.errors import ConfigError
 from kvbelay.vllm import host, series
 from kvbelay.vllm.children import TRUSTED
 from kvbelay.vllm.hooks import NAMES
-from kvbelay.vllm.options import ChildOptions, GuardOptions, guard_options
+from kvbelay.vllm.options import NAME, ChildOptions, GuardOptions, guard_options
 
 TESTED_HERE = host.version() in host.TESTED
 
@@ -71,6 +71,7 @@ def test_connectors_are_those_of_vllm() -> None:
     assert {name for name, one in known.CONNECTORS.items() if one.pd} == host.PULLING
     assert set(host.LEASES.values()) == {known.LEASE_S}
     assert known.TRUSTED == TRUSTED
+    assert config.NAME.pattern == NAME.pattern
 
 
 @cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
@@ -19,12 +20,14 @@ from kvbelay.doctor.known import (
     RENAMED,
     ROLES,
 )
-from kvbelay.doctor.loads import deadlines, policies
+from kvbelay.doctor.loads import deadlines, policies, verification
 from kvbelay.doctor.options import mistakes
 from kvbelay.doctor.pair import differences
 from kvbelay.doctor.side import Child, Side, mapping, names, read
 
 EXTRA = "kv_connector_extra_config"
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+"""What the guard takes for a child's name."""
 
 
 def check_configs(given: Sequence[str]) -> list[Finding]:
@@ -188,6 +191,12 @@ def _alike(side: Side, children: Iterable[Child]) -> Iterator[Finding]:
         if count > 1 and cls and not side.guarded:
             what = f"{count} children are {cls}, and make the same Prometheus series"
             yield side.finds("twins", Level.PROBLEM, what, EXTRA, "connectors", remedy="keep one, or add the guard")
+    for child in children:
+        name = child.options.get("name")
+        if isinstance(name, str) and name and (name == OURS or not NAME.fullmatch(name)):
+            what = f"{name!r} cannot be a child's name"
+            remedy = f"at most 64 letters, digits and . _ -, and not {OURS!r}"
+            yield side.finds("guard-option", Level.PROBLEM, what, child.at, EXTRA, f"{OURS}.name", remedy=remedy)
     given = Counter(str(child.options["name"]) for child in children if "name" in child.options)
     for name, count in given.items():
         if count > 1:
@@ -220,4 +229,5 @@ CHECKS: tuple[Callable[[Side], Iterable[Finding]], ...] = (
     guard_options,
     deadlines,
     policies,
+    verification,
 )

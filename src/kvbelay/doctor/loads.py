@@ -83,6 +83,20 @@ def policies(side: Side) -> Iterator[Finding]:
         yield side.finds("policy", Level.NOTE, what, child.at, EXTRA, f"{OURS}.required", remedy=remedy)
 
 
+def verification(side: Side) -> Iterator[Finding]:
+    """Digests that are asked for, and nothing over which they could come."""
+    if side.guarded and wanted(side) and side.options.get("link") is None:
+        what = "digests come over the link between engines, and there is none"
+        remedy = 'add "link": {"listen": "tcp://127.0.0.1:0"}, or another address for other hosts'
+        yield side.finds("verify", Level.PROBLEM, what, EXTRA, f"{OURS}.verify", remedy=remedy)
+
+
+def wanted(side: Side) -> str:
+    """How strongly a side wants loads to be verified: "require", "prefer", or not at all."""
+    said = {str(one.get("verify", "off")) for one in (side.options, *(child.options for child in side.children))}
+    return next((word for word in ("require", "prefer") if word in said), "")
+
+
 def _unguarded(side: Side) -> Iterator[Finding]:
     if side.policy == "fail":
         what = "a failed load fails the request: the client is answered with HTTP 500"

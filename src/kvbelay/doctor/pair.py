@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from kvbelay.doctor.finding import Finding, Level
 from kvbelay.doctor.known import CONNECTORS, OURS, TRUSTED
+from kvbelay.doctor.loads import wanted
 from kvbelay.doctor.options import number_of
 from kvbelay.doctor.side import Child, Side, names
 
@@ -24,6 +25,12 @@ def differences(one: Side, other: Side) -> Iterator[Finding]:
     yield from _connectors(prefill, decode)
     yield from _engines(prefill, decode)
     yield from _leases(prefill, decode)
+    asked = wanted(decode)
+    if decode.guarded and asked and not (prefill.guarded and prefill.options.get("link") is not None):
+        what = "decode wants to verify what it loads, and prefill has no link over which digests could come"
+        level = Level.PROBLEM if asked == "require" else Level.WARNING
+        remedy = "the guard with verify and link on both sides"
+        yield prefill.finds("pair", level, what, EXTRA, f"{OURS}.link", remedy=remedy)
     if prefill.guarded != decode.guarded:
         bare = decode if prefill.guarded else prefill
         what = f"only one side has the guard; {bare.source} does not"
