@@ -56,6 +56,7 @@ ROOMS = {
         ("kvbelay.core", "kvbelay.errors", "kvbelay.link", "kvbelay.net.endpoint"),
         ("msgspec", "vllm", "torch", "prometheus_client"),
     ),
+    "kvbelay.doctor": Room(("kvbelay.core.boundary", "kvbelay.core.model", "kvbelay.errors")),
     "kvbelay.cli": Room((ANY,), ("msgspec", "click", "rich", "matplotlib", "numpy", "tomli", "uvloop")),
     "kvbelay.cli.bench.hosted": Room((ANY,), ("msgspec", "vllm", "torch")),
 }
