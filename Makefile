@@ -27,6 +27,7 @@ bench: $(VENV)/installed ## Measure what it costs, into bench-results/
 	mkdir -p bench-results
 	$(BIN)/kvbelay bench ledger --json bench-results/ledger.json --plot bench-results/ledger.svg
 	$(BIN)/kvbelay bench transfer --json bench-results/transfer.json --plot bench-results/transfer.svg
+	$(BIN)/kvbelay bench router --json bench-results/router.json
 
 bench-guard: $(VLLM)/installed ## Measure the vLLM guard against vLLM's own class
 	mkdir -p bench-results
@@ -78,6 +79,7 @@ $(VLLM)/installed: tests/vllm/requirements.txt tests/vllm_pair/requirements.txt 
 test-vllm: $(VLLM)/installed ## Test the guard on the real vLLM, NIXL and others (4 GB are installed for it)
 	$(VLLM)/bin/python -m pytest -n 2 --dist loadfile tests/vllm
 	$(VLLM)/bin/python -m pytest tests/vllm_pair
+	$(VLLM)/bin/python -m pytest tests/up/test_vllm.py
 
 mutants: $(VENV)/installed ## Plant named faults into a copy of the code, one at a time: each must be caught by its test
 	$(BIN)/python tools/mutants.py

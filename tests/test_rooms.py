@@ -45,12 +45,18 @@ ROOMS = {
         ("kvbelay.core", "kvbelay.errors", "kvbelay.runtime"), ("msgspec", "numpy", "gguf", "tokenizers")
     ),
     "kvbelay.router": Room(
-        ("kvbelay.core", "kvbelay.errors"), ("msgspec", "aiohttp", "multidict", "yarl", "prometheus_client")
+        ("kvbelay.core.budget", "kvbelay.core.circuit", "kvbelay.errors"),
+        ("msgspec", "aiohttp", "multidict", "yarl", "prometheus_client"),
+    ),
+    "kvbelay.serve": Room(
+        ("kvbelay.core", "kvbelay.errors", "kvbelay.reference", "kvbelay.runtime"),
+        ("msgspec", "aiohttp", "prometheus_client"),
     ),
     "kvbelay.vllm": Room(
         ("kvbelay.core", "kvbelay.errors", "kvbelay.link", "kvbelay.net.endpoint"),
         ("msgspec", "vllm", "torch", "prometheus_client"),
     ),
+    "kvbelay.doctor": Room(("kvbelay.core.boundary", "kvbelay.core.model", "kvbelay.errors")),
     "kvbelay.cli": Room((ANY,), ("msgspec", "click", "rich", "matplotlib", "numpy", "tomli", "uvloop")),
     "kvbelay.cli.bench.hosted": Room((ANY,), ("msgspec", "vllm", "torch")),
 }
@@ -294,6 +300,9 @@ VIOLATIONS = {
     "runtime a connector": ("runtime/a.py", "import kvbelay.connectors.memory\n", "may not enter"),
     "reference a connector": ("reference/a.py", "import kvbelay.connectors.port\n", "may not enter"),
     "core a library": ("core/a.py", "import xxhash\n", "does without"),
+    "router a connector": ("router/a.py", "import kvbelay.connectors.port\n", "may not enter"),
+    "router the ledger": ("router/a.py", "from kvbelay.core import ledger\n", "may not enter"),
+    "router the engine": ("router/a.py", "import vllm\n", "does without"),
     "runtime a library": ("runtime/a.py", "import numpy\n", "does without"),
     "core a clock": ("core/a.py", "from time import monotonic\n", "no clock"),
     "core dice": ("core/a.py", "import random\n", "no dice"),

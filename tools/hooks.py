@@ -3,7 +3,8 @@
     python tools/hooks.py 0.26.0 0.30.0 newest
 
 writes tests/vllm/signatures/VERSION.json for each, with the names that the modules have from which the guard imports.
-A wheel has more than 100 MB, of which a few files are read.
+With --known the last one is also what ``kvbelay doctor`` compares an installed vLLM with. A wheel has more than 100 MB,
+of which a few files are read.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from kvbelay.doctor import drift
 
 ROOT = Path(__file__).resolve().parents[1]
 SIGNATURES = ROOT / "tests" / "vllm" / "signatures"
@@ -105,9 +108,15 @@ def main() -> None:
     """Write the files."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("versions", nargs="+", help="such as 0.30.0, or newest")
-    for version in parser.parse_args().versions:
+    parser.add_argument("--known", action="store_true", help="the guard was tested with the last one")
+    asked = parser.parse_args()
+    for version in asked.versions:
         with tempfile.TemporaryDirectory(prefix="kvbelay-wheel-") as folder:
-            found = facts(download(version, Path(folder)))
+            wheel = download(version, Path(folder))
+            found = facts(wheel)
+            if asked.known and version == asked.versions[-1]:
+                known = drift.read(zipfile.Path(wheel, "vllm/"), found["version"])
+                drift.KNOWN.write_bytes(drift.encoded(known))
         path = SIGNATURES / f"{found['version']}.json"
         path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
         print(f"{path.relative_to(ROOT)}: {len(found['hooks'])} hooks, from {found['wheel']}, {found['sha256']}")

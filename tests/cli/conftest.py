@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -23,7 +23,13 @@ PATIENCE_S = 60.0
 class Started:
     """``kvbelay`` in a session, a temporary directory and with a mark of its own: all that it leaves can be found."""
 
-    def __init__(self, *arguments: str, command: tuple[str, ...] = KVBELAY, cwd: Path | None = None) -> None:
+    def __init__(
+        self,
+        *arguments: str,
+        command: tuple[str, ...] = KVBELAY,
+        cwd: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.place = Path(tempfile.mkdtemp(prefix="kb"))
         self._mark = f"KVBELAY_TEST_MARK={uuid.uuid4().hex}"
         name, _, value = self._mark.partition("=")
@@ -35,7 +41,13 @@ class Started:
             encoding="utf-8",
             cwd=cwd,
             start_new_session=True,
-            env={**os.environ, name: value, "TMPDIR": str(self.place), "PYTHONIOENCODING": "utf-8"},
+            env={
+                **os.environ,
+                **(environment or {}),
+                name: value,
+                "TMPDIR": str(self.place),
+                "PYTHONIOENCODING": "utf-8",
+            },
             preexec_fn=_hear_all,  # noqa: PLW1509  # no thread of ours runs while it forks
         )
 

@@ -21,8 +21,10 @@ LONG = "Tell me of the harbour, of its ships and of the ledger that the clerk ke
 WORDS = [" The", " harbour", " sleeps"]
 TEXT = "".join(WORDS)
 USAGE = {"prompt_tokens": 85, "completion_tokens": 3, "total_tokens": 88}
-SLOW_PROBES = Health(interval_s=3600)
-LIMIT_S = 30.0
+SLOW_PROBES = Health(interval_s=3600, timeout_s=60)
+TOUCHY = Health(interval_s=3600, timeout_s=60, open_after=1)
+"""One failure opens an instance's circuit."""
+LIMIT_S = 60.0
 """Longest run of one test's loop."""
 
 

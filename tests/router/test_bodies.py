@@ -111,7 +111,7 @@ ROLE = b'data: {"choices": [{"delta": {"role": "assistant", "content": ""}}]}\n\
 def test_cut_anywhere(cuts: list[int], mark: bytes) -> None:
     """However a stream is cut, whole events come out, in order and complete; the end is seen."""
     whole = (ROLE + b": a comment\n\n" + TOKEN * 4 + b"data: [DONE]\n\n").replace(b"\n\n", mark)
-    events, out = Events(LIMIT), []
+    events, out = Events("d1", LIMIT), []
     for start, stop in zip([0, *cuts], [*cuts, len(whole)], strict=True):
         out.append(events.feed(whole[start:stop]))
     assert b"".join(out) == whole
@@ -123,7 +123,7 @@ def test_cut_anywhere(cuts: list[int], mark: bytes) -> None:
 @given(st.lists(st.binary(max_size=40) | st.sampled_from([TOKEN, ROLE, b"data: ", b"\n\n", b"{}"]), max_size=12))
 def test_any_stream(pieces: list[bytes]) -> None:
     """Bytes of any kind come out as they are, or are refused with an error of ours."""
-    events, out = Events(LIMIT), b""
+    events, out = Events("d1", LIMIT), b""
     try:
         for piece in pieces:
             out += events.feed(piece)
@@ -150,14 +150,14 @@ def test_any_stream(pieces: list[bytes]) -> None:
 )
 def test_where_an_answer_begins(event: bytes, begins: bool) -> None:
     """Roles and empty texts are no beginning; a token, a reason to stop, and what is not understood are."""
-    events = Events(LIMIT)
+    events = Events("d1", LIMIT)
     assert bool(events.feed(b"data: " + event + b"\n\n")) is begins
     assert events.begun is begins
 
 
 def test_what_is_held_has_a_limit() -> None:
     """A stream that only ever sends empty texts is let through before it takes memory without end."""
-    events = Events(LIMIT)
+    events = Events("d1", LIMIT)
     pieces = [events.feed(ROLE) for _ in range(HELD_MOST // len(ROLE) + 2)]
     assert b"".join(pieces) == ROLE * len(pieces)
 
@@ -165,10 +165,10 @@ def test_what_is_held_has_a_limit() -> None:
 def test_an_error_before_and_after() -> None:
     """An error before the first token is the instance's failure; one after it is passed on and remembered."""
     error = b'data: {"error": {"message": "the prompt", "code": 500}}\n\n'
-    with pytest.raises(PeerFailed, match="code 500") as caught:
-        Events(LIMIT).feed(ROLE + error)
+    with pytest.raises(PeerFailed, match=r"d1 has sent an error .* .code 500.") as caught:
+        Events("d1", LIMIT).feed(ROLE + error)
     assert "the prompt" not in str(caught.value)
-    events = Events(LIMIT)
+    events = Events("d1", LIMIT)
     assert events.feed(TOKEN + error) == TOKEN + error
     assert events.broken
 

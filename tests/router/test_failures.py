@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable
 
 import pytest
 
@@ -15,6 +14,7 @@ from .fakes import (
     DONE,
     LONG,
     TEXT,
+    TOUCHY,
     Answer,
     Fake,
     event,
@@ -29,7 +29,6 @@ from .fakes import (
     text_of,
 )
 
-QUICK = Times(prefill_s=0.2, first_token_s=0.2, connect_s=0.5, deadline_s=20)
 ROLE = event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]})
 EMPTY = event({"choices": [{"index": 0, "text": "", "finish_reason": None}]})
 ERROR = event({"error": {"message": "x", "type": "InternalServerError", "code": 500}})
@@ -76,10 +75,12 @@ STREAM_FAULTS: dict[str, Answer] = {
     "an endless event": streams(b"data: " + b"x" * 5000, then="hang"),
 }
 SMALL = Limits(answer_nbytes=4096)
+SILENT = {"no answer", "a role, then silence", "an endless event"}
 
 
-def name_of(function: Callable[..., object]) -> str:
-    return function.__name__
+def patience(fault: str) -> Times:
+    """Short where a fault ends by a limit only; else nothing may depend on how busy the machine is."""
+    return Times(prefill_s=1.0, first_token_s=1.0) if fault in SILENT else Times()
 
 
 @pytest.mark.parametrize("fault", PREFILL_FAULTS)
@@ -88,31 +89,18 @@ def test_another_prefill(fault: str, stream: bool) -> None:
     """A prefill that fails is made by another instance, whose parameters the decode gets."""
 
     async def main() -> None:
-        p, q, d = Fake("p1", [PREFILL_FAULTS[fault]]), Fake("p2", [PREFILL_FAULTS[fault]]), Fake("d1")
-        async with rig([p, q], [d], times=QUICK, limits=SMALL) as up:
-            (first,) = {"p1", "p2"} - {await one_well(up, p, q)}
+        p, q, d = Fake("p1"), Fake("p2"), Fake("d1")
+        fail_first(PREFILL_FAULTS[fault], p, q)
+        async with rig([p, q], [d], times=patience(fault), limits=SMALL) as up:
             response, answer = await up.post({"prompt": LONG, "stream": stream})
             assert response.status == 200
             assert (text_of(answer) if stream else json.loads(answer)["choices"][0]["text"]) == TEXT
-            other = "p1" if first == "p2" else "p2"
             path = response.headers["x-kvbelay-path"]
-            assert path in {f"prefill={name};decode=d1;fallback=none;attempts=2" for name in (first, other)}
-            assert len(d.got) == 1
-            named = path.split(";")[0].removeprefix("prefill=")
-            assert d.got[0].body["kv_transfer_params"] == params_by(named)
-            assert len(p.got) == len(q.got) == 1
-
-    async def one_well(_up: object, p: Fake, q: Fake) -> str:
-        """Only one of the two is to fail: the one that is asked first. Which one hashing decides."""
-
-        async def once(fake: Fake, request: object, body: object) -> object:
-            other = q if fake is p else p
-            other.script.clear()
-            return await PREFILL_FAULTS[fault](fake, request, body)  # type: ignore[arg-type]
-
-        p.script[:] = [once]  # type: ignore[list-item]
-        q.script[:] = [once]  # type: ignore[list-item]
-        return p.name
+            assert path.endswith(";decode=d1;fallback=none;attempts=2")
+            assert len(p.got) == len(q.got) == len(d.got) == 1
+            source = d.got[0].body["kv_transfer_params"]["remote_engine_id"]
+            assert path.startswith(f"prefill={source};")
+            assert d.got[0].body["kv_transfer_params"] == params_by(source)
 
     run(main())
 
@@ -123,7 +111,7 @@ def test_recompute(fault: str) -> None:
 
     async def main() -> None:
         p, d = Fake("p1", [PREFILL_FAULTS[fault]]), Fake("d1")
-        async with rig([p], [d], times=QUICK, limits=SMALL) as up:
+        async with rig([p], [d], times=patience(fault), limits=SMALL) as up:
             sent = json.dumps({"prompt": LONG}).encode()
             response, answer = await up.post(sent)
             assert response.status == 200
@@ -142,7 +130,7 @@ def test_another_decode(fault: str) -> None:
     async def main() -> None:
         p, d, e = Fake("p1"), Fake("d1"), Fake("d2")
         fail_first(DECODE_FAULTS[fault], d, e)
-        async with rig([p, Fake("p2")], [d, e], times=QUICK, limits=SMALL) as up:
+        async with rig([p, Fake("p2")], [d, e], times=patience(fault), limits=SMALL) as up:
             response, answer = await up.post({"prompt": LONG})
             assert response.status == 200
             assert json.loads(answer)["choices"][0]["text"] == TEXT
@@ -162,7 +150,7 @@ def test_another_decode_before_the_first_token(fault: str, path: str) -> None:
     async def main() -> None:
         d, e = Fake("d1"), Fake("d2")
         fail_first(STREAM_FAULTS[fault], d, e)
-        async with rig([Fake("p1")], [d, e], times=QUICK, limits=SMALL) as up:
+        async with rig([Fake("p1")], [d, e], times=patience(fault), limits=SMALL) as up:
             prompt = {"messages": [{"role": "user", "content": LONG}]} if "chat" in path else {"prompt": LONG}
             response, answer = await up.post({**prompt, "stream": True}, path)
             assert response.status == 200
@@ -282,11 +270,11 @@ def test_the_clients_fault(role: str, status: int) -> None:
         said = {"error": {"message": "no such model", "code": status}}
         p, d = Fake("p1"), Fake("d1")
         (p if role == "prefill" else d).script[:] = [says(status, said)]
-        async with rig([p, Fake("p2")] if role == "decode" else [p], [d]) as up:
+        async with rig([p, Fake("p2")] if role == "decode" else [p], [d], health=TOUCHY) as up:
             response, answer = await up.post({"prompt": LONG})
             assert (response.status, json.loads(answer)) == (status, said)
             assert response.headers["x-kvbelay-path"].endswith("attempts=1")
-            assert up.router.fleet.all()[0].circuit(0.0).value == "closed"
+            assert all(peer.circuit(0.0).value == "closed" for peer in up.router.fleet.all())
 
     run(main())
 
@@ -295,14 +283,12 @@ def test_deadline() -> None:
     """All attempts together keep one deadline."""
 
     async def main() -> None:
-        times = Times(prefill_s=60, deadline_s=0.3)
+        times = Times(prefill_s=60, deadline_s=1.0)
         p, d = Fake("p1", [hangs] * 9), Fake("d1")
         async with rig([p], [d], times=times) as up:
-            began = asyncio.get_running_loop().time()
             response, answer = await up.post({"prompt": LONG})
             assert response.status == 503
             assert "deadline" in json.loads(answer)["error"]["message"]
-            assert asyncio.get_running_loop().time() - began < 20
             await p.left.wait()
 
     run(main())
@@ -328,7 +314,7 @@ def test_an_instance_that_goes_down() -> None:
                 stuck, other = (d, e) if d.asked.is_set() else (e, d)
                 other.script.clear()
                 peers = {peer.name: peer for peer in up.router.fleet.all()}
-                peers[stuck.name].went_down("test")
+                peers[stuck.name].went_down("test", end=True)
                 response, answer = await waiting
                 assert response.status == 200
                 assert TEXT in (text_of(answer) if stream else answer.decode())

@@ -33,7 +33,7 @@ async def raw(up: Rig, data: bytes) -> bytes:
         b"\xff\xfe",
         b"[" * 100_000,
         b'{"a":' * 100_000,
-        b'{"prompt": ' + b"[" * 9000 + b"]" * 9000 + b"}",
+        b'{"prompt": ' + b"[" * 200_000 + b"]" * 200_000 + b"}",
     ],
 )
 def test_no_object(body: bytes) -> None:

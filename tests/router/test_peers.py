@@ -76,7 +76,7 @@ def test_slow_start() -> None:
     """One that came up gets its weight little by little."""
     peer, said = one(ramp_s=10.0)
     assert peer.seen(0.0, b"", 1, 0.0).weight == 1.0
-    peer.went_down("test")
+    peer.went_down("test", end=True)
     assert not admits(peer, 100.0)
     peer.came_up(100.0)
     weights = [peer.seen(100.0 + age_s, b"", 1, 0.0).weight for age_s in (0.0, 5.0, 10.0, 99.0)]
@@ -94,7 +94,7 @@ def test_budget(arrivals: list[tuple[float, int]], rate: float, burst: int, wait
     """Whatever comes, an instance begins no more recomputed tokens in a span than burst and rate allow."""
     routing = Routing(recompute_tokens_per_s=rate, recompute_burst=burst, recompute_wait_s=wait_s)
     found, _ = fleet(msgspec.structs.replace(CONFIG, decode=CONFIG.decode[:1], routing=routing))
-    found.peers[Role.PREFILL]["p"].went_down("test")
+    found.peers[Role.PREFILL]["p"].went_down("test", end=True)
     now, begun = 0.0, []
     for pause_s, tokens in arrivals:
         now += pause_s

@@ -61,16 +61,15 @@ def test_progress_without_metrics() -> None:
 
 
 def the_peer(up: Rig) -> Peer:
-    (peer,) = up.router.fleet.peers[Role.DECODE].values()
-    return peer
+    return up.router.fleet.peers[Role.DECODE]["d1"]
 
 
 def prober(up: Rig) -> Prober:
     assert up.router._session is not None
-    return Prober(up.router._session, the_peer(up))
+    return Prober(up.router._session, up.router.fleet, the_peer(up))
 
 
-STALLED = Health(interval_s=3600, stall_s=1e-9, timeout_s=5, token_s=0.2, down_after=2)
+STALLED = Health(interval_s=3600, stall_s=1e-9, timeout_s=60, token_s=0.5, down_after=2)
 
 
 @pytest.mark.parametrize("metrics", [VLLM, None], ids=["metrics", "no metrics"])
@@ -79,26 +78,35 @@ def test_a_wedged_engine(metrics: str | None, caplog: pytest.LogCaptureFixture) 
     caplog.set_level(logging.INFO, "kvbelay.router")
 
     async def main() -> None:
-        d = Fake("d1", [hangs, hangs], metrics=metrics)
-        async with rig([], [d], health=STALLED) as up:
+        d, e = Fake("d1", [hangs] * 3, metrics=metrics), Fake("d2")
+        async with rig([], [d, e], health=STALLED) as up:
+            peer = the_peer(up)
+            up.router.fleet.peers[Role.DECODE]["d2"].went_down("test", end=True)
             waiting = asyncio.create_task(up.post({"prompt": LONG}))
             await up.until('kvbelay_router_peer_calls{peer="d1",role="decode"}', 1)
             probe = prober(up)
-            await probe.probe(STALLED)
+            await probe.probe()
             await asyncio.sleep(0.001)
-            await probe.probe(STALLED)
-            assert not the_peer(up).up
-            response, _ = await waiting
+            await probe.probe()
+            assert peer.up, "once is not enough"
+            await probe.probe()
+            assert not peer.up
+            response, answer = await up.post({"prompt": LONG})
             assert response.status == 503
+            assert b"d1 is down: it answers, but generates nothing" in answer
             async with up.client.get(up.url + "/ready") as ready:
                 assert ready.status == 503
-                (said,) = (await ready.json())["peers"]
-                assert "generates nothing" in said["cause"]
-            async with up.client.get(up.url + "/health") as health:
-                assert health.status == 200
+                assert "generates nothing" in (await ready.json())["peers"][0]["cause"]
+            async with up.client.get(up.url + "/health") as alive:
+                assert alive.status == 200
             assert await up.metric('kvbelay_router_peer_up{peer="d1",role="decode"}') == 0
-            await probe.probe(STALLED)
-            assert the_peer(up).up, "it generates a token again"
+            assert not waiting.done(), "nobody else could serve it, and it may still come"
+            up.router.fleet.peers[Role.DECODE]["d2"].came_up(0.0)
+            up.router.fleet.went_down(peer, "it answers, but generates nothing", answers=True)
+            response, _ = await waiting
+            assert response.headers["x-kvbelay-path"] == "prefill=none;decode=d2;fallback=none;attempts=2"
+            await probe.probe()
+            assert peer.up, "it generates a token again"
 
     run(main())
     assert "decode d1: is down: it answers, but generates nothing" in caplog.text
@@ -110,10 +118,10 @@ def test_a_busy_engine() -> None:
 
     async def main() -> None:
         d = Fake("d1", metrics=VLLM)
-        async with rig([], [d], health=STALLED) as up:
+        async with rig([], [d], health=Health(interval_s=3600, stall_s=1e-9, timeout_s=60, token_s=60)) as up:
             probe = prober(up)
             for _ in range(3):
-                await probe.probe(STALLED)
+                await probe.probe()
                 await asyncio.sleep(0.001)
             assert d.got
             assert d.got[0].body["max_tokens"] == 1
@@ -127,27 +135,27 @@ def test_down_and_up() -> None:
 
     async def main() -> None:
         d = Fake("d1", metrics=None)
-        health = Health(interval_s=3600)
+        health = Health(interval_s=3600, timeout_s=60)
         async with rig([], [d], health=health) as up:
             probe = prober(up)
-            await probe.probe(health)
+            await probe.probe()
             d.health = 503
-            await probe.probe(health)
+            await probe.probe()
             assert the_peer(up).up
-            await probe.probe(health)
+            await probe.probe()
             assert not the_peer(up).up
             assert the_peer(up).cause == "/health is answered with 503"
             d.health = 200
             d.script[:] = [says(500)]
-            await probe.probe(health)
+            await probe.probe()
             assert not the_peer(up).up
-            await probe.probe(health)
+            await probe.probe()
             assert the_peer(up).up
 
     run(main())
 
 
-def test_a_dead_instance_at_the_start() -> None:
+def test_a_dead_instance_at_the_start(caplog: pytest.LogCaptureFixture) -> None:
     """An instance that is not there when the router starts gets no request, and is served when it has come."""
 
     async def main() -> None:
@@ -161,9 +169,10 @@ def test_a_dead_instance_at_the_start() -> None:
 
         come = p.start
         p.start = start  # type: ignore[method-assign]
-        async with rig([p], [d], health=Health(interval_s=0.05)) as up:
+        async with rig([p], [d], health=Health(interval_s=0.05, timeout_s=60)) as up:
             response, _ = await up.post({"prompt": LONG})
             assert response.headers["x-kvbelay-path"] == "prefill=none;decode=d1;fallback=recompute;attempts=1"
+            assert 'first_cause="p1 is down: p1 cannot be reached: connection refused"' in caplog.text
             await come(port)
             await up.until('kvbelay_router_peer_up{peer="p1",role="prefill"}', 1)
             response, _ = await up.post({"prompt": LONG})
@@ -179,8 +188,8 @@ def test_who_must_not_ask(status: int) -> None:
     async def main() -> None:
         d = Fake("d1", [says(status)] * 5)
         async with rig([], [d], health=STALLED) as up:
-            the_peer(up).went_down("test")
-            await prober(up).probe(STALLED)
+            the_peer(up).went_down("test", end=True)
+            await prober(up).probe()
             assert the_peer(up).up
 
     run(main())
@@ -192,10 +201,10 @@ def test_the_probes_key(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def main() -> None:
         d = Fake("d1")
-        health = Health(interval_s=3600, key_env="THE_KEY")
+        health = Health(interval_s=3600, timeout_s=60, key_env="THE_KEY")
         async with rig([], [d], health=health) as up:
-            the_peer(up).went_down("test")
-            await prober(up).probe(health)
+            the_peer(up).went_down("test", end=True)
+            await prober(up).probe()
             assert d.got[0].headers["Authorization"] == "Bearer sesame"
 
     run(main())

@@ -20,7 +20,7 @@ from kvbelay.router.serve import Router
 
 from .fakes import LONG, Fake, Rig, hangs, rig, run
 
-FAST = "[health]\ninterval_s = 0.05\n"
+FAST = "[health]\ninterval_s = 0.05\ntimeout_s = 60\n"
 
 
 def written(file: Path, *fakes: Fake, more: str = FAST) -> None:

@@ -11,9 +11,9 @@ import pytest
 
 from kvbelay.router.config import Limits, Times
 
-from .fakes import DONE, LONG, TEXT, Answer, Fake, event, rig, run, streams, text_of
+from .fakes import DONE, LONG, TEXT, TOUCHY, Answer, Fake, event, rig, run, streams, text_of
 
-IDLE = Times(idle_s=0.2)
+IDLE = Times(idle_s=1.0)
 FIRST = event({"choices": [{"index": 0, "text": " The", "finish_reason": None}]})
 SECOND = event({"choices": [{"index": 0, "text": " harbour", "finish_reason": None}]})
 ERROR = event({"error": {"message": "KV load failed", "type": "InternalServerError", "code": 500}})
@@ -33,7 +33,9 @@ def test_a_stream_that_breaks(fault: str, caplog: pytest.LogCaptureFixture) -> N
 
     async def main() -> None:
         p, d = Fake("p1"), Fake("d1", [BROKEN[fault]])
-        async with rig([p], [d], times=IDLE, limits=Limits(answer_nbytes=4096)) as up:
+        async with rig(
+            [p], [d], times=IDLE if fault == "silence" else Times(), limits=Limits(answer_nbytes=4096)
+        ) as up:
             response, answer = await up.post({"prompt": LONG, "stream": True})
             assert response.status == 200
             assert response.headers["x-kvbelay-path"] == "prefill=p1;decode=d1;fallback=none;attempts=1"
@@ -101,7 +103,7 @@ def test_a_client_that_leaves(where: str, caplog: pytest.LogCaptureFixture) -> N
         stuck = streams(FIRST, then="hang") if where == "in the stream" else streams(then="hang")
         p, d = Fake("p1"), Fake("d1")
         (p if where == "prefill" else d).script[:] = [stuck]
-        async with rig([p], [d]) as up:
+        async with rig([p], [d], health=TOUCHY) as up:
             body = {"prompt": LONG, "stream": where in {"before the first token", "in the stream"}}
             async with aiohttp.ClientSession() as client:
                 asking = asyncio.create_task(client.post(up.url + "/v1/completions", json=body))
@@ -141,7 +143,7 @@ def test_a_client_that_takes_nothing(stream: bool) -> None:
             return response
 
         d = Fake("d1", [endless])
-        async with rig([], [d], limits=Limits(write_s=0.3)) as up:
+        async with rig([], [d], limits=Limits(write_s=1.0), health=TOUCHY) as up:
             host, port = up.url.removeprefix("http://").split(":")
             reader, writer = await asyncio.open_connection(host, int(port))
             body = json.dumps({"prompt": LONG, "stream": stream}).encode()

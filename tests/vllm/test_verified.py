@@ -7,6 +7,9 @@ vLLM's own class shows what comes of the same loads where nobody compares.
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -20,8 +23,10 @@ from scripts import STAGE, STORE, Load, Save, Script, prefixes
 from tiny import prompt
 
 from kvbelay.errors import ConfigError
+from kvbelay.link import served
 from kvbelay.link.caller import State
 from kvbelay.link.links import Links, told
+from kvbelay.link.processes import this_process
 from kvbelay.net.endpoint import Endpoint
 from kvbelay.vllm.checking import _named
 from kvbelay.vllm.options import guard_options
@@ -146,6 +151,34 @@ def test_damage_is_found(standing: Engines, which: str, how: str) -> None:
     """Whatever else stands in the blocks than what was offered: the request is computed, and the cause is told."""
     verdict = prove(standing, which, damaged, HOLDS, spec(), how=how)
     assert "(x: CorruptData: block 0 of" in verdict.facts or "(x: CorruptData: block 1 of" in verdict.facts
+
+
+def poisoned(engine: Engine) -> None:
+    """What child x loads is no number at all; the request that is computed instead gets the same blocks."""
+    scripts()
+    engine.fill = lambda *_: None  # what was loaded stays in the blocks
+    params = offered(engine, 0)
+    for prefix in prefixes(prompt(0)):
+        for (name, layer), block in list(STORE.items()):
+            if name == prefix:
+                STORE[name, layer] = torch.full_like(block, float("nan"))
+    engine.add("r0", 0, params=params)
+    engine.finish("r0")
+    engine.right()
+    assert engine.computed["r0"] == len(prompt(0)) + 7
+    for number in range(2, 10):
+        engine.add(f"next{number}", number)
+    engine.finish()
+    engine.right()
+    let_go(engine)
+
+
+@pytest.mark.parametrize("which", MODES)
+def test_what_was_wrong_harms_nobody_later(standing: Engines, which: str) -> None:
+    """Blocks of a load that was not what was offered are wiped: behind a request's last token stands what was there
+    before, and nought times infinity is no number.
+    """
+    prove(standing, which, poisoned, HOLDS, msgspec.structs.replace(spec(), blocks=24))
 
 
 @pytest.mark.parametrize("how", ["nothing", "overwritten", "a-bit", "another-prompt"])
@@ -343,20 +376,31 @@ def test_a_death_is_heard_at_once(standing: Engines, which: str) -> None:
 
 
 def dead_writer(engine: Engine) -> None:
-    """The same where only the other engine writes into the blocks, and child x never reports."""
+    """The same where only the other engine's worker writes into the blocks, which dies later than the rest of it; and
+    child x never reports.
+    """
     guard_of(engine).staff["x"].pushed = True
+    worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     other = Links(Endpoint(listen="tcp://127.0.0.1:0"), engine="prefill")
+    started = int(Path(f"/proc/{worker.pid}/stat").read_text().rpartition(") ")[2].split()[19])
+    other.offers.writers = (msgspec.structs.replace(this_process(), pid=worker.pid, started=started),)
     other.offers.promise("o", 60.0)
+    other.offers.publish("o", 110, (), (), "a test")
     scripts()
     STAGE.frozen.add(("x", "r0"))
     engine.add("r0", 0, params={**PULL, "kvbelay": told(other.source, "o")})
     engine.run(lambda: bool(STAGE.of("x", "start_load_kv")) and engine.waits("r0"))
-    source = other.source
-    engine.run(lambda: guard_of(engine).liaison.links.state(source)[0] is State.UP)
+    case = guard_of(engine).cases["r0"]
+    engine.run(lambda: case.answer is not None)
     other.close()
     engine.finish("r0", steps=300)
     engine.right()
     engine.served("r0", "x", 0)
+    engine.add("r1", 1, new=100)
+    engine.finish("r1")
+    assert engine.held(), "the worker may still write"
+    worker.kill()
+    worker.wait()
     busy(engine, lambda: engine.held() == 0)
     assert not STAGE.of("x", "said received", "r0")
 
@@ -370,6 +414,7 @@ def test_a_dead_writer_ends_a_quarantine(standing: Engines, which: str) -> None:
 def given_up(engine: Engine, how: str) -> None:
     """Nobody loads what child x keeps for another engine."""
     scripts(keeps=600)
+    served.RETRY_S = 0.0
     params = offered(engine, 0)
     other = Links(Endpoint(listen="tcp://127.0.0.1:0"), engine="decode")
     source = guard_of(engine).liaison.links.source

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -19,21 +20,24 @@ from kvbelay.net.endpoint import Endpoint
 WRONG = r"WARNING .*kvbelay: load of request .* failed \(NixlConnector: CorruptData: block "
 
 
-def hashed(params: dict[str, Any]) -> None:
+@pytest.fixture
+def links() -> Iterator[Links]:
+    """A third engine's links."""
+    links = Links(Endpoint(listen="tcp://127.0.0.1:0"), engine="test")
+    yield links
+    links.close()
+
+
+def hashed(links: Links, params: dict[str, Any]) -> None:
     """Wait until the prefill side has hashed what it offers: from then on its blocks are known."""
     ours = params["kvbelay"]
     named = Source(ours["endpoint"], ours["incarnation"], ours["host"]), ours["request"]
-    links = Links(Endpoint(listen="tcp://127.0.0.1:0"), engine="test")
-    try:
-        links.want(*named)
-        heard: list[Any] = []
-        until(lambda: bool(heard.extend(links.take()) or heard), "the digests are there", SETTLE_S)
-        assert isinstance(heard[0], Told), heard
-        assert isinstance(heard[0].message, Offer), heard
-        assert not heard[0].message.unverified, heard
-        links.ended(*named)
-    finally:
-        links.close()
+    heard: list[Any] = []
+    links.want(*named)
+    until(lambda: bool(heard.extend(links.take()) or heard), "the digests are there", SETTLE_S)
+    assert isinstance(heard[0], Told), heard
+    assert isinstance(heard[0].message, Offer), heard
+    assert not heard[0].message.unverified, heard
 
 
 def same(server: Server) -> float:
@@ -57,10 +61,10 @@ def test_healthy(linked: Trio) -> None:
     assert linked.decode.metric("kvbelay_verified_loads_total", result="different") == 0
 
 
-def spoilt(linked: Trio, how: str, number: int) -> dict[str, Any]:
+def spoilt(linked: Trio, links: Links, how: str, number: int) -> dict[str, Any]:
     """An offer of which something is not what it was when it was hashed."""
     params = prefill(linked.prefill, number)
-    hashed(params)
+    hashed(links, params)
     if how == "stale":
         other = prefill(linked.prefill, number + 2)
         params["remote_block_ids"] = [
@@ -73,16 +77,16 @@ def spoilt(linked: Trio, how: str, number: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("how", "number"), [("fill", 10), ("flip", 14), ("stale", 18)])
-def test_what_was_offered_is_not_there(linked: Trio, how: str, number: int) -> None:
+def test_what_was_offered_is_not_there(linked: Trio, links: Links, how: str, number: int) -> None:
     """Overwritten when it was hashed and before it is pulled; one bit of one layer flipped; another prompt's blocks."""
     linked.shake_hands(40, 41)
     with linked.with_stock() as stock:
         before = pulled(stock)
-        answer = decode(stock, number, spoilt(linked, how, number))
+        answer = decode(stock, number, spoilt(linked, links, how, number))
         assert answer.status == 200
         assert answer.text != linked.plain[number], "stock vLLM notices by now"
         assert pulled(stock) > before
-    params, mark = spoilt(linked, how, number + 1), linked.decode.mark()
+    params, mark = spoilt(linked, links, how, number + 1), linked.decode.mark()
     before = pulled(linked.decode), failures(linked.decode, "CorruptData")
     linked.right(number + 1, decode(linked.decode, number + 1, params))
     assert pulled(linked.decode) == before[0] + len(blocks_of(params)) * linked.block_bytes, "it was not pulled"

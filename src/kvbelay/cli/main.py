@@ -19,7 +19,9 @@ COMMANDS = {
     "bench": "kvbelay.cli.bench.command:bench",
     "conform": "kvbelay.cli.conform.command:conform",
     "demo": "kvbelay.cli.demo.command:demo",
+    "doctor": "kvbelay.cli.doctor.command:doctor",
     "route": "kvbelay.cli.route.command:route",
+    "up": "kvbelay.cli.up.command:up",
 }
 
 SIGNALS = {signal.SIGINT: "Interrupted", signal.SIGTERM: "Terminated", signal.SIGHUP: "The terminal is gone"}

@@ -11,7 +11,7 @@ overlap any other call.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import msgspec
@@ -114,4 +114,16 @@ class Wrapping(Protocol):
 
     def wrap(self, inner: Connector, config: Any, *, child: str) -> Connector:
         """Stand around ``inner``, which is open, and belongs to the wrapper from now on."""
+        ...
+
+
+@runtime_checkable
+class Examined(Protocol):
+    """A `Backend` that can say what of this machine stands in its way; ``kvbelay doctor`` asks it."""
+
+    def doctor(self) -> Iterable[Mapping[str, object]]:
+        """Findings, each a mapping with ``what`` and, as far as they are known, ``level`` ("problem", "warning", "could
+        not check", "note"), ``evidence`` (of ``source``, ``line`` and ``text``), ``cause``, ``remedy`` and ``page``.
+        Nothing is opened, and it takes a moment.
+        """
         ...

@@ -17,8 +17,9 @@ VERSION = 1
 MAX_NAME = 512
 MAX_KIND = 64
 MAX_GROUPS = 64
+MAX_WRITERS = 256
 MAX_DIGESTS_NBYTES = 14 << 16
-"""Of all KV cache groups together, some 114,000 blocks: with all else that an offer says they fit into one message."""
+"""Of all KV cache groups together, some 114,000 blocks: with all else that is said of an offer they fit a message."""
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
 """What Python's text can hold, and no encoding can."""
@@ -39,6 +40,14 @@ class Hello(Message, frozen=True, tag=32):
     """Where it can be dialled; empty: nowhere."""
     host: Name = ""
     """`events.this_host` of the engine; empty: unknown."""
+
+
+class Process(Message, frozen=True):
+    """One process of a host; see `kvbelay.link.processes`."""
+
+    space: Kind
+    pid: Annotated[int, msgspec.Meta(ge=1, le=(1 << 31) - 1)]
+    started: Number
 
 
 class Want(Message, frozen=True, tag=33):
@@ -65,6 +74,8 @@ class Offer(Message, frozen=True, tag=34):
     """For each group what both sides' digests have to have in common to be compared."""
     unverified: Text = ""
     """Why there are no digests."""
+    writers: Annotated[tuple[Process, ...], msgspec.Meta(max_length=MAX_WRITERS)] = ()
+    """The processes that move it, where they are what writes."""
 
 
 class Gone(Message, frozen=True, tag=35):

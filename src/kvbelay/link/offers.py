@@ -15,6 +15,7 @@ from kvbelay.link.messages import (
     MAX_KIND,
     Gone,
     Offer,
+    Process,
     clipped,
     packed,
     sayable,
@@ -47,6 +48,8 @@ class Offers:
     def __init__(self, most: int = MOST, most_nbytes: int = MOST_NBYTES) -> None:
         self._most = most
         self._most_nbytes = most_nbytes
+        self.writers: tuple[Process, ...] = ()
+        """The processes of this engine that move KV; empty: unknown."""
         self._lock = threading.Lock()
         self._entries: dict[str, _Entry] = {}
         self._nbytes = 0
@@ -82,7 +85,7 @@ class Offers:
             if entry is None:
                 return
             self._nbytes -= entry.nbytes
-            entry.offer = Offer(request, 0.0, tokens, words, told, clipped(unverified))
+            entry.offer = Offer(request, 0.0, tokens, words, told, clipped(unverified), self.writers)
             self._nbytes += entry.nbytes
             self._answer(entry)
             while self._nbytes > self._most_nbytes:

@@ -14,6 +14,9 @@ from kvbelay.link.messages import Ended, Hello, Said, Want
 from kvbelay.link.offers import Offers
 from kvbelay.net.auth import Trust
 
+RETRY_S = 2.0
+"""How long what a dead engine was to load is kept for another one, to which a router may turn with the same offer."""
+
 
 class Served:
     """Answers on one line, in the thread that calls `run`, and finds out how its peer has ended.
@@ -70,7 +73,7 @@ class Served:
         peer = self._line.peer
         if self._life is None or not self._offers.claimed(peer.incarnation):
             return
-        if has_died(self._life, self._trust, self._hello, self._closed):
+        if has_died(self._life, self._trust, self._hello, self._closed) and not self._closed.wait(RETRY_S):
             cause = "the engine that was to load it is dead"
             for request in self._offers.died(peer.incarnation):
                 self._tell(Freed(request, peer.engine, PeerLost.__name__, cause))

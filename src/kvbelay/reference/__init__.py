@@ -16,10 +16,21 @@ except ModuleNotFoundError as exc:
     ) from exc
 
 from kvbelay.reference.engine import Answer, Engine
+from kvbelay.reference.held import HeldBlocks
 from kvbelay.reference.load import load_model
 from kvbelay.reference.model import Model, ModelConfig
 from kvbelay.reference.paged import PagedCache
 from kvbelay.reference.tiny import tiny_model
 from kvbelay.reference.tokenizer import Tokenizer
 
-__all__ = ["Answer", "Engine", "Model", "ModelConfig", "PagedCache", "Tokenizer", "load_model", "tiny_model"]
+__all__ = [
+    "Answer",
+    "Engine",
+    "HeldBlocks",
+    "Model",
+    "ModelConfig",
+    "PagedCache",
+    "Tokenizer",
+    "load_model",
+    "tiny_model",
+]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from kvbelay.errors import ConfigError, MissingExtra
 
@@ -12,8 +12,22 @@ SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
 """The system message of SmolLM2-Instruct's own chat template (``tokenizer.chat_template`` in its GGUF)."""
 
 
+START = "<|im_start|>"
+"""Begins a turn in that template."""
+
+Turn: TypeAlias = tuple[str, str]
+"""Who speaks in a conversation (system, user or assistant), and what they say."""
+
+
+def plain_conversation(turns: Sequence[Turn]) -> str:
+    """A conversation as text, for a model that was not tuned for chat: a line ``role: text`` a turn, and ``assistant:``
+    for the answer to follow.
+    """
+    return "".join(f"{role}: {text}\n" for role, text in turns) + "assistant:"
+
+
 class Tokenizer(Protocol):
-    """What the engine and the demo need of a tokenizer."""
+    """What the engine, the demo and the server need of a tokenizer."""
 
     @property
     def end(self) -> frozenset[int]:
@@ -30,6 +44,12 @@ class Tokenizer(Protocol):
 
     def chat(self, prompt: str) -> list[int]:
         """Tokens of a conversation in which the user has said ``prompt`` and the model is to answer."""
+        ...
+
+    def conversation(self, turns: Sequence[Turn]) -> list[int]:
+        """Tokens of a conversation in which the model is to speak next, in its own chat format; as
+        `plain_conversation` if it has none.
+        """
         ...
 
 
@@ -50,6 +70,9 @@ class ByteTokenizer:
 
     def chat(self, prompt: str) -> list[int]:
         return self.encode(f"{prompt}\n")
+
+    def conversation(self, turns: Sequence[Turn]) -> list[int]:
+        return self.encode(plain_conversation(turns))
 
 
 @dataclass(frozen=True)
@@ -105,9 +128,16 @@ class BpeTokenizer:
         return self._inner.decode(list(tokens), skip_special_tokens=True)
 
     def chat(self, prompt: str) -> list[int]:
-        start, end = self._control("<|im_start|>"), self._control("<|im_end|>")
+        self._control(START)
+        return self.conversation([("user", prompt)])
+
+    def conversation(self, turns: Sequence[Turn]) -> list[int]:
+        if START not in self._ids:
+            return self.encode(plain_conversation(turns))
+        start, end = self._control(START), self._control("<|im_end|>")
+        begun = bool(turns) and turns[0][0] == "system"
         tokens: list[int] = []
-        for role, content in (("system", SYSTEM), ("user", prompt)):
+        for role, content in turns if begun else [("system", SYSTEM), *turns]:
             tokens += [start, *self.encode(f"{role}\n{content}"), end, *self.encode("\n")]
         return [*tokens, start, *self.encode("assistant\n")]
 

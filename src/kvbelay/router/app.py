@@ -15,7 +15,7 @@ from kvbelay.errors import KvbelayError, ProtocolViolation
 from kvbelay.router import body as bodies
 from kvbelay.router.answers import ClientSlow, ask_headers, cut, problem, request_id, send
 from kvbelay.router.metrics import Metrics
-from kvbelay.router.outcome import Failed, Path, Result
+from kvbelay.router.outcome import Path, Result
 from kvbelay.router.peers import Fleet, Role
 from kvbelay.router.proxy import Journey
 from kvbelay.router.watch import Watch
@@ -76,7 +76,7 @@ class App:
             if self._open > limits.concurrency:
                 why = f"{limits.concurrency} requests are under way"
                 refused = problem(503, why, "ServiceUnavailableError", path, retry_after_s=1)
-                path.failures.append(Failed(why))
+                path.reason = why
                 answer: web.StreamResponse = await send(request, refused, limits.write_s)
                 result = Result.REFUSED
             else:
@@ -89,7 +89,7 @@ class App:
             await send(request, answer, limits.write_s)
         except (ClientSlow, ConnectionError) as exc:
             if isinstance(exc, ClientSlow):
-                path.failures.append(Failed(exc.what))
+                path.reason = exc.what
             cut(request)
             return web.Response()  # which nobody gets
         finally:
@@ -140,7 +140,7 @@ class App:
         if result in QUIET or (result is Result.REJECTED and not path.failures):
             return
         level = logging.INFO if result in {Result.GONE, Result.REJECTED} else logging.WARNING
-        cause = path.failures[0].what if path.failures else "the client closed the connection"
+        gone = "the client closed the connection" if result is Result.GONE else "unknown"
         log.log(
             level,
             'request=%s result=%s endpoint=%s path="%s" tokens=%d took_s=%.3f first_cause="%s"',
@@ -150,7 +150,7 @@ class App:
             path.header(),
             path.tokens,
             path.took_s,
-            cause,
+            path.first_cause() or gone,
         )
 
     async def _health(self, _request: web.Request) -> web.Response:

@@ -72,7 +72,7 @@ class Health(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Probes in a row that fail."""
     stall_s: Seconds = 20.0
     """Work and no progress for so long, and the instance is asked for a token."""
-    token_s: Seconds = 5.0
+    token_s: Seconds = 10.0
     """Longest wait for that token."""
     key_env: str = ""
     """Name of the environment variable with the API key for that; empty: none is sent."""

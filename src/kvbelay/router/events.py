@@ -54,7 +54,8 @@ class Events:
         Whether the instance reported an error inside of the stream, after the beginning.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, peer: str, limit: int) -> None:
+        self._peer = peer
         self._limit = limit
         self._rest = b""
         self._held: list[bytes] = []
@@ -69,9 +70,7 @@ class Events:
         end = max(_after(data, b"\n\n"), _after(data, b"\r\n\r\n"))
         whole, self._rest = (data, b"") if end == len(data) else (data[:end], data[end:])
         if not whole:
-            if len(self._rest) > self._limit:
-                msg = f"an event of a stream is longer than {self._limit} bytes"
-                raise ProtocolViolation(msg)
+            self.check()
             return b""
         if not self.begun:
             whole = self._hold(whole)
@@ -79,6 +78,12 @@ class Events:
             self.done = whole.rstrip().endswith((b"\ndata: [DONE]", b"\ndata:[DONE]")) or _data(whole) == DONE
             self.broken = self.broken or b'data: {"error"' in whole
         return whole
+
+    def check(self) -> None:
+        """Raises `ProtocolViolation` if the event that has begun is too long already."""
+        if len(self._rest) > self._limit:
+            msg = f"{self._peer} has sent an event longer than {self._limit} bytes"
+            raise ProtocolViolation(msg)
 
     def last(self) -> bytes:
         """What may go to the client when nothing more comes: an event whose empty line is missing."""
@@ -91,7 +96,7 @@ class Events:
         for event in whole.replace(b"\r\n", b"\n").split(b"\n\n"):
             data = _data(event)
             if not self.begun and data:
-                self.begun = _carries(data)
+                self.begun = _carries(data, self._peer)
         if not self.begun and self._held_nbytes <= HELD_MOST:
             return b""
         self.begun = True
@@ -111,12 +116,13 @@ class Stream:
     def __init__(self, peer: Peer, response: aiohttp.ClientResponse, limit: int) -> None:
         self._peer = peer
         self._response = response
-        self.events = Events(limit)
+        self.events = Events(peer.name, limit)
 
     async def next(self) -> bytes:
         """The next events, b"" after the last. Raises `PeerLost` if the stream ends without one that says so."""
         if self.events.done:
             return b""
+        self.events.check()
         while data := await self._read():
             if whole := self.events.feed(data):
                 return whole
@@ -148,7 +154,7 @@ def _data(event: bytes) -> bytes:
     return lines[0] if len(lines) == 1 else b"\n".join(lines)
 
 
-def _carries(data: bytes) -> bool:
+def _carries(data: bytes, peer: str) -> bool:
     """Whether a client can use it. Raises `PeerFailed` if it is an error."""
     if data == DONE:
         return True
@@ -157,9 +163,10 @@ def _carries(data: bytes) -> bool:
     except msgspec.ValidationError:  # a shape that the client may know
         return True
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-        raise ProtocolViolation("an event of a stream is no JSON") from exc
+        msg = f"{peer} has sent an event that is no JSON"
+        raise ProtocolViolation(msg) from exc
     if chunk.error is not None:
-        msg = f"an error in the stream before the first token{_code(chunk.error)}"
+        msg = f"{peer} has sent an error before the first token{_code(chunk.error)}"
         raise PeerFailed(msg)
     for choice in chunk.choices or ():
         delta = choice.delta

@@ -52,6 +52,8 @@ class Path(msgspec.Struct):
     recomputed: bool = False
     failures: list[Failed] = []
     """The first one first."""
+    reason: str = ""
+    """Why somebody was not asked at all, where that decided."""
     recomputing: list[str] = []
     """The decode instances that were to compute the prompt because of failures."""
     direct: str = ""
@@ -66,6 +68,10 @@ class Path(msgspec.Struct):
             f"prefill={self.prefill or 'none'};decode={self.decode or 'none'};"
             f"fallback={'recompute' if self.recomputed else 'none'};attempts={len(self.failures) + 1}"
         )
+
+    def first_cause(self) -> str:
+        """Why it did not go the plain way; empty if nothing is known."""
+        return self.failures[0].what if self.failures else self.reason
 
     def answered(self) -> Result:
         """What an answer means that came this way."""

@@ -56,6 +56,7 @@ class Peer:
         self._changed = changed
         self._up_since = float("-inf")
         self._in_a_row = 0
+        self._last = ""
         self._retry_at = float("-inf")
         self._pauses = _pauses(health)
         self._circuit = Circuit(self._pauses)
@@ -112,6 +113,12 @@ class Peer:
         """They were taken, and it never heard of the request."""
         self._budget.give_back(tokens)
 
+    def why_not(self, now: float) -> str:
+        """Why it is not asked; empty if it is."""
+        if not self.up:
+            return f"{self.name} is down: {self.cause}"
+        return "" if self._circuit.admits(now) else f"{self.name} has failed too often of late: {self._last}"
+
     def begin(self, tokens: int, now: float) -> None:
         """A call begins."""
         self._circuit.admit(now)
@@ -132,7 +139,9 @@ class Peer:
                 self._changed(self, "its circuit is closed again: a call succeeded")
 
     def failed(self, now: float, error: KvbelayError) -> None:
-        """It did not, or with an error of its own."""
+        """It did not, or with an error of its own. Of one that is down that is no news."""
+        if not self.up:
+            return
         self._in_a_row += 1
         was = self._circuit.state(now)
         if was is CircuitState.CLOSED and self._in_a_row < self._open_after:
@@ -140,6 +149,7 @@ class Peer:
         self._circuit.failed(now)
         if was is not CircuitState.OPEN and self._circuit.state(now) is CircuitState.OPEN:
             self._retry_at = now + self._pauses.pause_s
+            self._last = error.what
             if was is CircuitState.CLOSED:
                 self._changed(self, f"its circuit is open after {self._in_a_row} failures in a row, the last: {error}")
 
@@ -147,15 +157,13 @@ class Peer:
         """It was not let finish."""
         self._circuit.abandoned()
 
-    def went_down(self, cause: str) -> None:
-        """Its probes fail. Calls that wait for it end."""
-        if not self.up:
-            self.cause = cause
-            return
-        self.up, self.cause = False, cause
-        for watch in tuple(self.watches):
+    def went_down(self, cause: str, *, end: bool) -> None:
+        """Its probes fail. With ``end`` the calls that wait for it end."""
+        was, self.up, self.cause = self.up, False, cause
+        if was:
+            self._changed(self, f"is down: {cause}")
+        for watch in tuple(self.watches) if end else ():
             watch.end(PeerLost(f"{self.name} is down: {cause}"))
-        self._changed(self, f"is down: {cause}")
 
     def came_up(self, now: float) -> None:
         """Its probes succeed again: it gets its weight little by little."""
@@ -208,6 +216,19 @@ class Fleet:
     def all(self) -> list[Peer]:
         """Everyone who may be asked."""
         return [*self.peers[Role.PREFILL].values(), *self.peers[Role.DECODE].values()]
+
+    def went_down(self, peer: Peer, cause: str, *, answers: bool) -> None:
+        """An instance's probes fail; ``answers``: it answers, and makes no progress.
+
+        Its calls end, so that others take them. They may go on waiting for one that still answers if nobody else could
+        take them: an engine may compile something for longer than anyone expects.
+        """
+        others = any(other.up for other in self.peers[peer.role].values() if other is not peer)
+        peer.went_down(cause, end=not answers or others or peer.role is Role.PREFILL)
+
+    def why_not(self, role: Role, now: float) -> str:
+        """Why those of a role are not asked; empty if all are."""
+        return ", ".join(filter(None, (peer.why_not(now) for peer in self.peers[role].values())))
 
     def seen(self, role: Role, now: float, key: bytes, tokens: int) -> list[Seen]:
         """All of a role, for a request."""

@@ -80,6 +80,8 @@ class Refuse(msgspec.Struct, frozen=True):
 
     why: str
     retry_after_s: int
+    prefill: bool = False
+    """Whether it is for want of a prefill instance."""
 
 
 Step = Prefill | Decode | Refuse
@@ -128,7 +130,7 @@ def _again(tried: Tried, prefills: Sequence[Seen], routing: Routing) -> Prefill 
     if able:
         return Prefill(choose(able, routing).name)
     spent = ", and the recompute budget is used up" if routing.fallback is Fallback.BUDGET else ""
-    return Refuse(f"no prefill instance is available{spent}", _retry_after(prefills))
+    return Refuse(f"no prefill instance is available{spent}", _retry_after(prefills), prefill=True)
 
 
 def choose(peers: Sequence[Seen], routing: Routing) -> Seen:

@@ -93,42 +93,40 @@ class Progress:
 class Prober:
     """Probes one instance. A probe that finds it down, or up again, tells it."""
 
-    def __init__(self, session: aiohttp.ClientSession, peer: Peer) -> None:
+    def __init__(self, session: aiohttp.ClientSession, fleet: Fleet, peer: Peer) -> None:
         self._session = session
+        self._fleet = fleet
         self.peer = peer
         self._progress = Progress()
         self._failed = 0
         self._probed = False
 
-    async def run(self, fleet: Fleet) -> None:
+    async def run(self) -> None:
         """Probe until cancelled; at once if that has never been done."""
         if not self._probed:
-            await self.probe(fleet.config.health)
+            await self.probe()
         while True:
-            await asyncio.sleep(fleet.config.health.interval_s)
-            await self.probe(fleet.config.health)
+            await asyncio.sleep(self._fleet.config.health.interval_s)
+            await self.probe()
 
-    async def probe(self, health: Health) -> None:
+    async def probe(self) -> None:
         """One probe. The first one decides alone, later ones after ``down_after`` failures in a row."""
-        loop, peer = asyncio.get_running_loop(), self.peer
+        loop, peer, health = asyncio.get_running_loop(), self.peer, self._fleet.config.health
         first, self._probed = not self._probed, True
+        answers = False
         try:
             counts = await self._counts(health)
-            stalled = self._progress.stalled(counts, peer.calls > 0, loop.time(), health.stall_s)
+            answers = True
+            if self._progress.stalled(counts, peer.calls > 0, loop.time(), health.stall_s) or not peer.up:
+                await self._token(health)
+                self._progress.moved(loop.time())
         except KvbelayError as exc:
             self._failed += 1
             if first or self._failed >= health.down_after:
-                peer.went_down(exc.what)
-            return
-        self._failed = 0
-        if not stalled and peer.up:
-            return
-        try:
-            await self._token(health)
-        except KvbelayError as exc:
-            peer.went_down(f"it answers, but generates nothing: {exc.what}")
+                cause = f"it answers, but generates nothing: {exc.what}" if answers else exc.what
+                self._fleet.went_down(peer, cause, answers=answers)
         else:
-            self._progress.moved(loop.time())
+            self._failed = 0
             peer.came_up(loop.time())
 
     async def _counts(self, health: Health) -> Counted | None:

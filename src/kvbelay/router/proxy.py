@@ -82,7 +82,7 @@ class Journey:
         now, asked, fleet = self._loop.time(), self._asked, self._fleet
         return plan.decide(
             self._tried,
-            [] if asked.direct else fleet.seen(Role.PREFILL, now, self._key, asked.tokens),
+            [] if asked.direct or self._tried.prefilled else fleet.seen(Role.PREFILL, now, self._key, asked.tokens),
             fleet.seen(Role.DECODE, now, self._key, asked.tokens),
             fleet.config.routing,
             now,
@@ -141,6 +141,7 @@ class Journey:
             path.prefill = ""
         if step.how is How.RECOMPUTE:
             path.recomputing.append(peer.name)
+            path.reason = path.reason or self._fleet.why_not(Role.PREFILL, self._loop.time())
             peer.recompute(tokens, self._loop.time(), config.routing.recompute_wait_s)
             await asyncio.sleep(step.wait_s)
         body = bodies.for_decode(self._asked, self._params)
@@ -241,9 +242,11 @@ class Journey:
         path.prefill = path.decode = ""
         path.recomputed = False
         path.status, path.first_byte_s = 503, time.monotonic() - self._began
-        cause = f"; first: {path.failures[0].what}" if path.failures else ""
-        refused = problem(503, f"{step.why}{cause}", "ServiceUnavailableError", path, step.retry_after_s)
-        path.failures.append(Failed(step.why))
+        path.reason = self._fleet.why_not(Role.PREFILL if step.prefill else Role.DECODE, self._loop.time())
+        cause = path.first_cause()
+        told = f"{step.why}: {cause}" if cause else step.why
+        refused = problem(503, told, "ServiceUnavailableError", path, step.retry_after_s)
+        path.reason = path.reason or step.why
         return await send(request, refused, self._fleet.config.limits.write_s), Result.REFUSED
 
 

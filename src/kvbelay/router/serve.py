@@ -154,10 +154,10 @@ class Router:
 
     async def _probe_all(self) -> None:
         """The first probe of everyone, and the tasks that make the next ones."""
-        probers = [Prober(self._open(), peer) for peer in self.fleet.all()]
-        await asyncio.gather(*(prober.probe(self.fleet.config.health) for prober in probers))
+        probers = [Prober(self._open(), self.fleet, peer) for peer in self.fleet.all()]
+        await asyncio.gather(*(prober.probe() for prober in probers))
         for prober in probers:
-            self._probes[prober.peer] = asyncio.create_task(prober.run(self.fleet))
+            self._probes[prober.peer] = asyncio.create_task(prober.run())
 
     def _probe_those_that_are(self) -> None:
         """One task for each instance, none for those that are gone."""
@@ -169,7 +169,7 @@ class Router:
                 task.cancel()
                 del self._probes[peer]
         for peer in wanted - self._probes.keys():
-            self._probes[peer] = asyncio.create_task(Prober(self._open(), peer).run(self.fleet))
+            self._probes[peer] = asyncio.create_task(Prober(self._open(), self.fleet, peer).run())
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import io
-from collections.abc import Iterator
+import os
 from types import TracebackType
 from typing import Any
 
@@ -53,31 +52,39 @@ class NotReached(PeerLost):
     """No connection: the instance has not heard of the request."""
 
 
-@contextlib.contextmanager
-def in_our_words(peer: Peer) -> Iterator[None]:
-    """Turns what the HTTP client raises into errors that name the instance."""
-    try:
-        yield
-    except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as exc:
-        msg = f"{peer.name} cannot be reached: {_said(exc)}"
-        raise NotReached(msg) from exc
-    except (aiohttp.ClientPayloadError, aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as exc:
-        msg = f"{peer.name} closed the connection before its answer was complete"
-        raise PeerLost(msg) from exc
-    except (asyncio.TimeoutError, TimeoutError) as exc:
-        msg = f"{peer.name} did not answer in time"
-        raise DeadlineExceeded(msg) from exc
-    except aiohttp.ClientResponseError as exc:  # its text may hold bytes of the answer
-        msg = f"{peer.name} answered with something that is no HTTP"
-        raise ProtocolViolation(msg) from exc
-    except aiohttp.ClientError as exc:
-        msg = f"{peer.name} failed the call: {type(exc).__name__}"
-        raise PeerLost(msg) from exc
+class in_our_words:  # noqa: N801  # used as a function
+    """A context that turns what the HTTP client raises into errors that name the instance."""
+
+    __slots__ = ("_peer",)
+
+    def __init__(self, peer: Peer) -> None:
+        self._peer = peer
+
+    def __enter__(self) -> None:
+        """Nothing is held."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if exc is not None and (error := _in_our_words(exc, self._peer.name)) is not None:
+            raise error from exc
+
+
+def _in_our_words(exc: BaseException, name: str) -> KvbelayError | None:
+    if isinstance(exc, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
+        return NotReached(f"{name} cannot be reached: {_said(exc)}")
+    if isinstance(exc, aiohttp.ClientPayloadError | aiohttp.ServerDisconnectedError | aiohttp.ClientOSError):
+        return PeerLost(f"{name} closed the connection before its answer was complete")
+    if isinstance(exc, asyncio.TimeoutError):
+        return DeadlineExceeded(f"{name} did not answer in time")
+    if isinstance(exc, aiohttp.ClientResponseError):  # its text may hold bytes of the answer
+        return ProtocolViolation(f"{name} answered with something that is no HTTP")
+    return PeerLost(f"{name} failed the call: {type(exc).__name__}") if isinstance(exc, aiohttp.ClientError) else None
 
 
 def _said(exc: BaseException) -> str:
-    reason = getattr(exc, "os_error", None)
-    return (getattr(reason, "strerror", None) or "the connection timed out") if reason else "the connection timed out"
+    number = getattr(exc, "errno", None)
+    return os.strerror(number).lower() if number else "the connection timed out"
 
 
 class Call:

@@ -17,6 +17,7 @@ from kvbelay.link.caller import State
 from kvbelay.link.events import Source
 from kvbelay.link.links import Links
 from kvbelay.link.messages import MAX_NAME, VERSION, Gone, Offer
+from kvbelay.link.processes import has_ended
 from kvbelay.vllm import host
 from kvbelay.vllm.case import Case
 from kvbelay.vllm.children import Guarded
@@ -58,6 +59,8 @@ class Checking:
     def __init__(
         self, links: Links | None, shapes: tuple[Shape, ...], verify: Verify, series: Series, *, ranks: int
     ) -> None:
+        self.different: list[Reading] = []
+        """Loads that were not what was offered, and whose blocks are to be wiped."""
         self._links = links
         self._shapes = shapes
         self._verify = verify
@@ -145,10 +148,10 @@ class Checking:
         return [_lost(load, error) for load in orphans if not load.over]
 
     def ends_of_quarantine(self) -> list[Report]:
-        """Of loads that are held, and into whose blocks only an engine that has died could write."""
+        """Of loads that are held, and into whose blocks only processes could write that are known to be gone."""
         found = []
         for request_id, load in self._loads.items():
-            if load.orphaned and load.over:
+            if load.orphaned and load.over and _nobody_writes(load.case.answer):
                 load.orphaned = False
                 ended = Report(request_id, Side.LOAD, load.child.name, load.epoch, 0, Kind.DRAINED)
                 found += [msgspec.structs.replace(ended, rank=rank) for rank in range(self._ranks)]
@@ -227,6 +230,8 @@ class Checking:
         if not isinstance(wrong, errors.CorruptData):
             return self._unknown(load, wrong.what)
         self._series.count("verified_loads", load.child.name, "different")
+        if load.reading is not None:
+            self.different.append(load.reading)
         return self._failed(load, wrong)
 
     def _unanswered(self, load: _Load, now: float) -> str:
@@ -259,6 +264,11 @@ def _lost(load: _Load, error: errors.KvbelayError) -> Event:
     request_id = load.case.request.request_id
     failure = fail(error, Where(load.child.name, "load", request_id, load.epoch))
     return Event(Kind.LOST, Side.LOAD, request_id, load.child.name, failure=failure)
+
+
+def _nobody_writes(answer: Offer | Gone | None) -> bool:
+    """The engine's death is not its workers'."""
+    return isinstance(answer, Offer) and bool(answer.writers) and all(map(has_ended, answer.writers))
 
 
 def _gone(gone: Gone) -> errors.KvbelayError:

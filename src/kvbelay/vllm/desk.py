@@ -154,6 +154,7 @@ class Desk:
         if self.liaison.links is not None:
             self._hear(time.monotonic())
             self.outbox.offered = self.liaison.offered(scheduler_output)
+            self.outbox.wipe, self._checking.different = self._checking.different, []
         self._expire()  # ranks that have nothing to say bring no `update`
         while self._completions.ready:
             self.outbox.pulses.append((self._completions.ready.pop(), Side.LOAD, ""))
@@ -381,7 +382,7 @@ class Desk:
 
     def _learn(self, meta: GuardWorkerMetadata, now: float) -> None:
         """What the ranks have to say of the children."""
-        self.liaison.learned(meta.sums)
+        self.liaison.learned(meta)
         for name, cause in meta.unavailable.items():
             if name in self.staff:
                 self.out_of_service(self.staff[name], cause)

@@ -109,6 +109,10 @@ class Hasher:
         """The same in pieces, on a CPU of some tens of microseconds each, so that the caller can pause or stop."""
         return self._known(group).pieces(blocks, first_token, tokens)
 
+    def wipe(self, group: int, blocks: Sequence[int]) -> None:
+        """Set these blocks to zeros, in the order of the device's own work. Raises as `digests`."""
+        self._known(group).wipe(blocks)
+
     def _known(self, group: int) -> _Group:
         found = self._groups[group]
         if isinstance(found, UnverifiableLayout):
@@ -137,9 +141,16 @@ class _Group:
             self._layers.append((heads, _cuts(layout, table, self._piece)))
             seed = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
             keys += [signed(seed + head * GOLDEN) for head in range(layout.first_head, layout.first_head + heads)]
+        self._words = [(layout.words, layout.ratio) for layout in layers.values()]
         named = mixed(torch.tensor(keys, dtype=torch.int64))
         self._keys = named.to(self._device)
         self.coverage: int = sum(named.tolist()) & MASK
+
+    def wipe(self, blocks: Sequence[int]) -> None:
+        """See `Hasher.wipe`."""
+        for words, ratio in self._words:
+            for block in blocks:
+                words[block * ratio : (block + 1) * ratio].zero_()
 
     def pieces(self, blocks: Sequence[int], first_token: int, tokens: int) -> Generator[None, None, list[int]]:
         """See `Hasher.pieces`."""

@@ -9,14 +9,16 @@ from kvbelay import errors
 from kvbelay.core.model import Event, Outcome, Report, Side
 from kvbelay.link.events import Died, Freed, Told
 from kvbelay.link.links import Links
+from kvbelay.link.messages import MAX_WRITERS
 from kvbelay.vllm import host
 from kvbelay.vllm.case import Case
 from kvbelay.vllm.checking import Checking
 from kvbelay.vllm.children import Guarded
 from kvbelay.vllm.host import Shape
+from kvbelay.vllm.metadata import GuardWorkerMetadata
 from kvbelay.vllm.offering import Offering
 from kvbelay.vllm.options import GuardOptions, Verify
-from kvbelay.vllm.readings import OFFERED, Reading, Sums
+from kvbelay.vllm.readings import OFFERED, Reading
 from kvbelay.vllm.series import Series
 
 log = host.logger(__name__)
@@ -80,9 +82,11 @@ class Liaison:
             )
         return freed
 
-    def learned(self, sums: dict[tuple[str, int], Sums]) -> None:
-        """The ranks have hashed blocks."""
-        for (request_id, epoch), of_ranks in sums.items():
+    def learned(self, meta: GuardWorkerMetadata) -> None:
+        """What the ranks have to say of themselves, and of blocks that they have hashed."""
+        if meta.processes and self.links is not None:
+            self.links.offers.writers = tuple({*self.links.offers.writers, *meta.processes})[:MAX_WRITERS]
+        for (request_id, epoch), of_ranks in meta.sums.items():
             if epoch != OFFERED:
                 self.checking.learned(request_id, epoch, of_ranks)
             elif self.offering is not None:

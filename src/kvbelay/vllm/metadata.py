@@ -14,6 +14,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from kvbelay.core.boundary import Where, call
 from kvbelay.core.gate import merge
 from kvbelay.core.model import Failure, Order, Report, Side
+from kvbelay.link.messages import Process
 from kvbelay.vllm.readings import Reading, Sums
 
 AGGREGATE = "aggregate"
@@ -43,6 +44,10 @@ class GuardMetadata(KVConnectorMetadata):
     """Of loads of ``orders``: what to hash when they are complete."""
     offered: tuple[Reading, ...] = ()
     """What to hash at the end of this step, since it is offered to other engines."""
+    wipe: tuple[Reading, ...] = ()
+    """Loads that were not what was offered. Somebody else's next block may be one of these, and what stands behind its
+    last token is not always harmless: nought times infinity is no number.
+    """
     released: tuple[tuple[str, str], ...] = ()
     """Requests and children whose saves are over, since nobody reads them any more."""
 
@@ -59,6 +64,8 @@ class GuardWorkerMetadata(KVConnectorWorkerMetadata):
     """What children's hooks raised on some rank: the first of each hook."""
     sums: dict[tuple[str, int], Sums] = field(default_factory=dict)
     """What was hashed, by request and epoch."""
+    processes: frozenset[Process] = frozenset()
+    """The ranks' own; told once."""
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> GuardWorkerMetadata:
         """Both in one."""
@@ -86,6 +93,7 @@ class GuardWorkerMetadata(KVConnectorWorkerMetadata):
             unavailable={**other.unavailable, **self.unavailable},
             failures=tuple(failures),
             sums=sums,
+            processes=self.processes | other.processes,
         )
 
 

@@ -285,8 +285,8 @@ class MultiConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     # Both sides, and the class
 
     def shutdown(self) -> None:
-        self._close()
         self.staff.asks["shutdown"]()
+        self._close()  # from now on others take this engine for dead
 
     def get_kv_connector_stats(self) -> GuardStats | None:
         parts: dict[str, Any] = {}

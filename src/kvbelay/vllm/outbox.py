@@ -27,7 +27,7 @@ class Outbox:
     def take(self, children: dict[str, KVConnectorMetadata]) -> GuardMetadata:
         """All of it, with the children's own metadata."""
         loads = self.orders or self.blocks or self.sync or self.pulses or self.fails or self.forget
-        if not (loads or self.offered or self.released):
+        if not (loads or self.offered or self.released or self.wipe):
             return GuardMetadata(children)
         step = GuardMetadata(
             children=children,
@@ -40,6 +40,7 @@ class Outbox:
             checks=tuple(self.checks),
             offered=self.offered,
             released=tuple(self.released),
+            wipe=tuple(self.wipe),
         )
         self._clear()
         return step
@@ -54,3 +55,4 @@ class Outbox:
         self.checks: list[Reading] = []
         self.offered: tuple[Reading, ...] = ()
         self.released: list[tuple[str, str]] = []
+        self.wipe: list[Reading] = []

@@ -13,6 +13,8 @@ from kvbelay import errors
 from kvbelay.core.boundary import Where, call, describe, each1, each3, fail
 from kvbelay.core.gate import Gate
 from kvbelay.core.model import Failure, Kind, Order, Report, Side, Swallow
+from kvbelay.link.messages import Process
+from kvbelay.link.processes import this_process
 from kvbelay.vllm.children import Guarded
 from kvbelay.vllm.digest import Hasher
 from kvbelay.vllm.metadata import GuardMetadata, GuardWorkerMetadata
@@ -21,6 +23,7 @@ from kvbelay.vllm.readings import OFFERED, Reading, Sums
 from kvbelay.vllm.series import Series
 from kvbelay.vllm.staff import Staff, method_of
 
+NOTHING: frozenset[Process] = frozenset()
 NO_STEP = GuardMetadata()
 """What there is between two steps."""
 Bound = list[tuple[str, Callable[..., object]]]
@@ -47,6 +50,8 @@ class Post:
         """The first of each child and hook that the scheduler has not heard of."""
         self._unavailable = {child.name: child.cause for child in children if child.cause is not None}
         self._reader = Reader(fail(errors.UnverifiableLayout("no KV caches were registered"), Where("", DIGEST)), None)
+        process = this_process()
+        self._process = NOTHING if process is None else frozenset({process})
         self._checks: dict[tuple[str, str], Reading] = {}
         """Loads that are compared with what was offered, by child and request."""
         self._being_read: dict[tuple[str, str], Reading] = {}
@@ -98,16 +103,22 @@ class Post:
             if child is None:
                 cause = self.staff[order.child].cause if order.child in self.staff else None
                 self._settle(order, Kind.FAILED, cause)
-        for reading in step.checks:
-            self._checks[reading.child, reading.request] = reading
-        for request, name in step.released:
-            if self.gate.armed(request, Side.SAVE, name):
-                self._keep(self.gate.hear(name, Side.SAVE, request, Kind.LANDED))
+        self._heed_others(step)
         self._in_step = [child for child in self.staff.serving if child.name in step.children]
         for child, answer in self.staff.give("bind_connector_metadata", step.children):
             if isinstance(answer, Failure):  # what it has not heard it does not begin
                 self._in_step.remove(child)
                 self._fail_begun(child, Kind.FAILED, answer)
+
+    def _heed_others(self, step: GuardMetadata) -> None:
+        """What the step has to do with other engines."""
+        for reading in step.wipe:
+            self._reader.wipe(reading)
+        for reading in step.checks:
+            self._checks[reading.child, reading.request] = reading
+        for request, name in step.released:
+            if self.gate.armed(request, Side.SAVE, name):
+                self._keep(self.gate.hear(name, Side.SAVE, request, Kind.LANDED))
 
     def start_load(self, forward_context: object, kwargs: dict[str, Any]) -> None:
         """Let the children start the step's loads."""
@@ -152,7 +163,7 @@ class Post:
     def report(self) -> GuardWorkerMetadata | None:
         """What the scheduler has to know of this step."""
         said = self.staff.asks["build_connector_worker_meta"]()
-        if not (said or self._reports or self._unavailable or self._failures or self._sums):
+        if not (said or self._reports or self._unavailable or self._failures or self._sums or self._process):
             return None
         metas = {
             child.name: cast("KVConnectorWorkerMetadata", meta) for child, meta in said if type(meta) is not Failure
@@ -163,7 +174,9 @@ class Post:
             unavailable=dict(self._unavailable),
             failures=tuple(self._failures.values()),
             sums=self._sums,
+            processes=self._process,
         )
+        self._process = NOTHING
         self._reports, self._failures, self._unavailable, self._sums = [], {}, {}, {}
         return up
 

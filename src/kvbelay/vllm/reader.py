@@ -42,6 +42,13 @@ class Reader:
             found.append(self._done.popleft())
         return found
 
+    def wipe(self, reading: Reading) -> None:
+        """Set the blocks to zeros before anything else that is begun from now on."""
+        hasher = self._hasher
+        for group, run in enumerate(reading.runs):
+            if not isinstance(hasher, Failure) and hasher.refusal(group) is None:
+                hasher.wipe(group, run.blocks)
+
     def close(self) -> None:
         """Stop after what was ordered. Idempotent."""
         thread, self._thread = self._thread, None

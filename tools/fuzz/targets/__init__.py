@@ -22,6 +22,7 @@ MODULES = {
     "file-directory": "directory",
     "config-json": "configuration",
     "config-toml": "configuration",
+    "requests": "requests",
     "traces": "traces",
     "verdicts": "verdicts",
 }

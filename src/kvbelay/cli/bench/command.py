@@ -1,4 +1,4 @@
-"""The commands ``kvbelay bench ledger``, ``transfer``, ``guard``, ``verify`` and ``router``."""
+"""The commands ``kvbelay bench ledger``, ``transfer``, ``guard``, ``verify``, ``router`` and ``doctor``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from kvbelay.cli.bench import guard, judged, ledger, plot, transfer, verify
+from kvbelay.cli.bench import doctor, guard, judged, ledger, plot, transfer, verify
 from kvbelay.cli.bench.report import Record, report, this_machine
 from kvbelay.cli.route.run import require_extra
 from kvbelay.errors import ConfigError
@@ -53,6 +53,12 @@ Examples:
 
 nginx (Debian's package nginx-light is enough) is measured where it is installed. The engines behind both are the same
 and compute nothing. Nothing here is random.
+"""
+
+DOCTOR_EPILOG = """\b
+Examples:
+  kvbelay bench doctor --check
+  kvbelay bench doctor --megabytes 2000 --json doctor.json --seed 7
 """
 
 
@@ -206,8 +212,8 @@ def bench_router(*, check: bool, json_path: Path | None, seed: int) -> None:
 
     Small answers, first one after another on one connection, then 32 at once: straight to an engine, through nginx,
     through the router to a decode engine alone, and through the router to a prefill and a decode engine. Requests a
-    second of a core are those of the processor time that the router's (nginx') process has used, so that they do not
-    depend on what else runs. Then the router's memory: over 10,000 requests and with 200 streams open, or, with
+    second of a core are those of the processor time that the router's (nginx') process has used, in the least disturbed
+    round. Then the router's memory: over 10,000 requests and with 200 streams open, or, with
     --check, over 100,000 and with 1,000. Takes a quarter of a minute, with --check some two minutes.
     """
     from kvbelay.cli.bench.routed import measure  # noqa: PLC0415  # its processes need the extra
@@ -218,6 +224,23 @@ def bench_router(*, check: bool, json_path: Path | None, seed: int) -> None:
     measured = measure.measure(measure.WHOLE if check else measure.QUICK, _note)
     record = Record("router", seed, machine, time.monotonic() - began, measured, measure.bars(measured))
     report(record, measure.tables(measured), json_path, check=check)
+
+
+@bench.command("doctor", epilog=DOCTOR_EPILOG)
+@common
+@click.option("--megabytes", type=click.IntRange(1, 100_000), default=300, show_default=True, help="Of a pair of logs.")
+def bench_doctor(*, check: bool, json_path: Path | None, seed: int, megabytes: int) -> None:
+    """How fast the doctor reads logs, and in how much memory.
+
+    Logs of a prefill and a decode engine are made from the seed: healthy ones, and ones in which some lines tell of
+    failures. They are read as `kvbelay doctor --log P --log D` reads them, by a fresh process a round; speed is counted
+    in processor time, of which reading takes one thread's. Takes a minute, and that much space for temporary files.
+    """
+    began, machine = time.monotonic(), this_machine()
+    _require_writable(json_path)
+    rows = doctor.measure(megabytes, seed, _note)
+    record = Record("doctor", seed, machine, time.monotonic() - began, rows, doctor.bars(rows))
+    report(record, [doctor.table(rows)], json_path, check=check)
 
 
 def _note(text: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import Counter
 from contextlib import ExitStack
@@ -17,7 +16,7 @@ from kvbelay.connectors.registry import prepare
 from kvbelay.core.circuit import CircuitPolicy
 from kvbelay.core.model import Action, Do, Event, Kind, Outcome, Report, Side
 from kvbelay.core.policy import Policy
-from kvbelay.reference import PagedCache
+from kvbelay.reference import HeldBlocks
 from kvbelay.runtime.belay import Belay
 
 LOAD_S = 6.0
@@ -61,47 +60,16 @@ class Diary:
         return tuple(self._lines.pop(request, ()))
 
 
-class Tails:
-    """Blocks that a child may still write into, until the layer says that it does not."""
-
-    def __init__(self, cache: PagedCache) -> None:
-        self._cache = cache
-        self._lock = threading.Lock()
-        self._held: dict[str, tuple[int, ...]] = {}
-        self._early: set[str] = set()
-
-    def replace(self, request: str, table: tuple[int, ...], watermark: int) -> tuple[int, ...]:
-        """A table with new blocks beyond the watermark; the old ones are freed when the layer releases them."""
-        kept = watermark // self._cache.block_tokens
-        fresh = table[:kept] + self._cache.allocate((len(table) - kept) * self._cache.block_tokens)
-        with self._lock:
-            if request not in self._early:
-                self._held[request] = table[kept:]
-                return fresh
-            self._early.remove(request)
-        self._cache.free(table[kept:])
-        return fresh
-
-    def released(self, request: str, _side: Side) -> None:
-        """A hook of `Belay`; it may come before `replace`."""
-        with self._lock:
-            tail = self._held.pop(request, None)
-            if tail is None:
-                self._early.add(request)
-                return
-        self._cache.free(tail)
-
-
 def start(setup: Setup, stack: ExitStack) -> Part:
     """Open the engine, and the children behind their faults."""
     engine, cache = open_engine(setup)
     diary = Diary()
-    tails = Tails(cache)
+    held = HeldBlocks(cache)
 
     def struck(strike: Struck) -> None:
         say(StruckNow(strike.request, strike.child, strike.fault))
 
-    belay = Belay(POLICY, watch=diary.watch, released=tails.released, seed=setup.seed)
+    belay = Belay(POLICY, watch=diary.watch, released=held.released, seed=setup.seed)
     stack.callback(belay.close, CLOSE_S)
 
     def opener(name: str, connector: str, config: dict[str, object]) -> Connector:
@@ -126,7 +94,10 @@ def start(setup: Setup, stack: ExitStack) -> Part:
             outcome = belay.load(prompt.id, prompt.tickets, cache.batches(ids, table, prompt.id), LOAD_S)
             watermark = outcome.watermark
             if outcome.held:
-                table = tails.replace(prompt.id, table, watermark)
+                kept = watermark // cache.block_tokens
+                fresh = cache.allocate((len(table) - kept) * cache.block_tokens)
+                held.hold(prompt.id, Side.LOAD, table[kept:])
+                table = table[:kept] + fresh
         say(Loaded(prompt.id, outcome, outcome.nbytes if outcome else 0, diary.take(prompt.id)))
         began = time.monotonic()
         answer = engine.generate(prompt.tokens, prompt.max_new, table, start=watermark)

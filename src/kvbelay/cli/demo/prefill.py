@@ -13,6 +13,7 @@ from kvbelay.cli.demo.messages import LEASE_S, Prefilled, Prompt, Setup, say
 from kvbelay.cli.demo.worker import CLOSE_S, Part, open_engine, require_all, serve
 from kvbelay.connectors.registry import prepare
 from kvbelay.core.model import Outcome, Side
+from kvbelay.reference import HeldBlocks
 from kvbelay.runtime.belay import Belay
 
 STEP_BLOCKS = 2
@@ -23,15 +24,13 @@ SAVE_S = 10.0
 def start(setup: Setup, stack: contextlib.ExitStack) -> Part:
     """Open the engine and the children."""
     engine, cache = open_engine(setup)
-    tables: dict[str, tuple[int, ...]] = {}
-    """Block tables whose blocks may still be read."""
-
     freed = threading.Condition()
 
-    def released(request: str, _side: Side) -> None:
+    def notify() -> None:
         with freed:
-            cache.free(tables.pop(request))
             freed.notify_all()
+
+    held = HeldBlocks(cache, freed=notify)
 
     def allocate(tokens: int) -> tuple[int, ...]:
         """Wait, if need be, until leases on earlier requests have ended."""
@@ -40,7 +39,7 @@ def start(setup: Setup, stack: contextlib.ExitStack) -> Part:
             freed.wait_for(lambda: cache.free_blocks >= blocks, timeout=2 * LEASE_S)
             return cache.allocate(tokens)
 
-    belay = Belay(released=released, seed=setup.seed)
+    belay = Belay(released=held.released, seed=setup.seed)
     stack.callback(belay.close, CLOSE_S)
     for name, (connector, config) in (("near", setup.near_config()), ("store", setup.store_config())):
         ready = prepare(name, connector, config, source="the demo")
@@ -52,13 +51,15 @@ def start(setup: Setup, stack: contextlib.ExitStack) -> Part:
         movable = cache.transferable(len(prompt.tokens))
         outcome: Outcome | None = None
         if movable:
-            table = tables[prompt.id] = allocate(movable)
+            table = allocate(movable)
             engine.prefill(prompt.tokens[:movable], table)
             batches = cache.batches(cache.batch_ids(prompt.tokens, STEP_BLOCKS), table, prompt.id)
             with _disk_full() if prompt.disk_full else contextlib.nullcontext():
                 outcome = belay.save(prompt.id, batches, SAVE_S)
-            if not outcome.held:
-                cache.free(tables.pop(prompt.id))
+            if outcome.held:
+                held.hold(prompt.id, Side.SAVE, table)
+            else:
+                cache.free(table)
         say(Prefilled(prompt.id, outcome, time.monotonic() - began))
 
     return Part(work)

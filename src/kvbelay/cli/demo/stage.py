@@ -10,12 +10,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
 import msgspec
 
+from kvbelay.cli.begun import in_one_go
 from kvbelay.cli.demo.messages import LINE_LIMIT, FromWorker, Ready, Refused, Setup, decode, write
 from kvbelay.connectors.registry import prepare
 from kvbelay.core.model import Fingerprint
@@ -149,7 +149,7 @@ class Stage(contextlib.AbstractContextManager["Stage"]):
         )
         self._workers: dict[str, Worker] = {}
         self.peak_nbytes = 0
-        with _in_one_go(), contextlib.ExitStack() as unless_done:
+        with in_one_go(), contextlib.ExitStack() as unless_done:
             unless_done.callback(self._directory.cleanup)
             self._near = _require_places(self.setup)
             unless_done.pop_all()
@@ -157,7 +157,7 @@ class Stage(contextlib.AbstractContextManager["Stage"]):
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with _in_one_go():
+        with in_one_go():
             for worker in self._workers.values():
                 worker.finish(now=kind is not None)
             ends_at = time.monotonic() + END_S
@@ -169,7 +169,7 @@ class Stage(contextlib.AbstractContextManager["Stage"]):
 
     def start(self, role: str, setup: Setup | None = None) -> Worker:
         """Start a worker, or start it again after it was killed. `ready` waits for it."""
-        with _in_one_go():
+        with in_one_go():
             before = self._workers.get(role)
             if before is not None:
                 before.end(END_S)
@@ -201,21 +201,6 @@ def _require_places(setup: Setup) -> Address:
     if not (address.path or address.port):
         raise ConfigError("port 0 names no port", field="--near", remedy="choose one: the decode side has to know it")
     return address
-
-
-@contextlib.contextmanager
-def _in_one_go() -> Iterator[None]:
-    """What is begun here is done: a Ctrl-C in between takes effect afterwards. Nothing in here takes long."""
-    came: list[int] = []
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, lambda number, _frame: came.append(number)) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        for late in came[:1]:
-            signal.raise_signal(late)
 
 
 def _pss(pid: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import importlib.util
 import logging
 import resource
@@ -73,6 +74,7 @@ async def _serve(load: Callable[[], Config], file: Path | None, host: str, port:
     router = Router(load, file)
     async with router.running(host, port) as url:
         config = router.fleet.config
+        gc.freeze()  # no collection has to look at what the start has made
         click.echo(
             f"Routing {url}/v1 to {len(config.prefill)} prefill, {len(config.decode)} decode instances.", err=True
         )

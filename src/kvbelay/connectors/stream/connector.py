@@ -15,6 +15,7 @@ from kvbelay.connectors.port import Deadline
 from kvbelay.connectors.spans import batch_nbytes, chunked, digest_chunk, pieces
 from kvbelay.connectors.stream import near
 from kvbelay.connectors.stream.answers import expect
+from kvbelay.connectors.stream.checkup import checkup
 from kvbelay.connectors.stream.fetch import fetch
 from kvbelay.connectors.stream.frames import (
     MAX_IDS,
@@ -267,6 +268,10 @@ class StreamBackend:
         and if a file that is named cannot be used.
         """
         return StreamConnector(config, child=child, fingerprint=fingerprint)
+
+    def doctor(self) -> Iterator[dict[str, object]]:
+        """See `connectors.port.Examined`."""
+        return checkup()
 
 
 BACKEND = StreamBackend()

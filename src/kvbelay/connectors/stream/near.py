@@ -71,6 +71,13 @@ def reaches(link: Link, seen: Beacon | None) -> int:
     return seen.pid if _copy(seen.pid, there, here) == len(found) and found == seen.content else 0
 
 
+def permitted() -> bool:
+    """Whether the system lets this process make the call at all, tried on its own memory."""
+    found = bytearray(len(_content))
+    there, here = (array("Q", [_address(memoryview(one)), len(one)]) for one in (_content, found))
+    return _copy(os.getpid(), there, here) == len(found)
+
+
 def places(spans: Iterable[BlockSpan]) -> array[int] | None:
     """Address and size of each piece, in order; None where a region is read-only, whose address is not to be had."""
     table = array("Q")
