@@ -29,6 +29,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         lines = [f'kvbelay_verified_loads_total{{child="x",result="{name}"}} {COUNTS[name]}.0' for name in COUNTS]
+        lines.append(f'kvbelay_outcomes_total{{side="load",result="loaded"}} {COUNTS.total() - COUNTS["failed"]}')
         lines.append(f"kvbelay_failures_total{{child='x'}} {COUNTS['failed']}")
         lines.append('vllm:num_requests_kv_fetch_by_stage{stage="in_progress"} 1.0')
         self.answer("\n".join(lines).encode())

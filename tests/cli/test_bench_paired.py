@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 
 import pytest
 from click.testing import CliRunner
@@ -21,6 +22,7 @@ from kvbelay.cli.bench.paired import death, healthy, judged, latency, measure, s
 from kvbelay.cli.bench.paired.figures import Death, First, Healthy, Judged, Paired, Steps
 from kvbelay.cli.bench.paired.pair import standing
 from kvbelay.cli.bench.paired.server import Server
+from kvbelay.cli.up.warden import Warden
 from kvbelay.errors import ConfigError, KvbelayError, PeerLost
 
 HERE = Path(__file__).parent
@@ -58,20 +60,22 @@ def soon(holds: Callable[[], bool]) -> None:
 
 @contextmanager
 def one(model: str = "same") -> Iterator[Server]:
-    started = Server("prefill", model, linked=True)
-    started.start()
-    try:
-        started.wait()
-        yield started
-    finally:
-        started.close()
+    warden = Warden()
+    with TemporaryDirectory() as folder:
+        started = Server("prefill", model, Path(folder), warden, linked=True)
+        started.start()
+        try:
+            started.wait()
+            yield started
+        finally:
+            started.close()
+            warden.close()
 
 
 def test_a_server_ends_whole() -> None:
     """With what it has started, also when it is frozen; and it can be started again."""
     with one() as started:
-        assert started._process is not None
-        group = started._process.pid
+        group = started.group
         assert len(members(group)) == 2
         started.freeze()
         soon(lambda: set(members(group)) == {"T"})
@@ -87,19 +91,20 @@ def test_a_server_does_not_outlive_us() -> None:
     """Whoever is killed leaves none behind."""
     code = (
         "import time\n"
-        "from kvbelay.cli.bench.paired import server\n"
+        "from kvbelay.cli.bench.paired import pair, server\n"
         "server.PROGRAM = 'stub_vllm'\n"
-        "one = server.Server('prefill', 'same', linked=True)\n"
-        "one.start()\none.wait()\none.freeze()\n"
-        "print(one._process.pid, flush=True)\ntime.sleep(100)\n"
+        "with pair.standing('same', linked=True) as both:\n"
+        "    both.freeze()\n"
+        "    print(both.prefill.group, both.decode.group, flush=True)\n"
+        "    time.sleep(100)\n"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        group = int(process.stdout.readline())
-        assert members(group)
+        groups = [int(group) for group in process.stdout.readline().split()]
+        assert all(map(members, groups))
         process.send_signal(signal.SIGKILL)
         process.wait()
-        soon(lambda: not members(group))
+        soon(lambda: not any(map(members, groups)))
 
 
 def test_a_server_that_ends_says_why() -> None:

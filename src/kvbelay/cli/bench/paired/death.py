@@ -1,6 +1,6 @@
 """How soon the decode side decides when the prefill side is killed.
 
-The moment is the one at which the decision's line in the log comes through a pipe.
+The moment is the one at which the decision's line has come into its log.
 """
 
 from __future__ import annotations
@@ -74,6 +74,7 @@ class _Asked:
         prompt = prompt_of(dice, TOKENS)
         self._body = {"prompt": prompt, "max_tokens": 2, "kv_transfer_params": pair.offer(prompt)}
         self._tokens: list[float] = []
+        self._mark = pair.decode.mark()
         self._thread = threading.Thread(target=self._ask, daemon=True)
 
     def begin(self) -> float:
@@ -84,7 +85,7 @@ class _Asked:
 
     def ended(self, since: float) -> tuple[float, float]:
         """Seconds since then until the guard had decided, and until the first token."""
-        decided = self._decode.said(FAILED, since, LATEST_S)
+        decided = self._decode.said(FAILED, self._mark, LATEST_S)
         self._thread.join(LATEST_S)
         return decided - since, (self._tokens[0] if self._tokens else float("nan")) - since
 

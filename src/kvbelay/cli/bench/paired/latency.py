@@ -65,12 +65,11 @@ def running(pair: Pair, loads: int, dice: Random, count: Judged) -> Iterator[Non
     pair.thaw()
     before = pair.loads()
     pair.first_token_s(prompt_of(dice, LENGTHS[0]))  # who was frozen is slow at first, and its link may be down
-    if pair.linked:
-        pair.settled(before + 1)
+    pair.settled(before + 1)
     same = pair.loads("same")
     yield
+    pair.settled(before + 1 + loads)
     if pair.linked:
-        pair.settled(before + 1 + loads)
         count.loads += loads
         count.same += int(pair.loads("same") - same)
     pair.freeze()

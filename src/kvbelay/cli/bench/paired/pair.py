@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from kvbelay.cli.bench.paired.server import Server, until
+from kvbelay.cli.up.warden import Warden
 
 OFFER: dict[str, Any] = {
     "do_remote_decode": True,
@@ -28,11 +31,10 @@ Prompt = list[int]
 class Pair:
     """Both servers, of the same kind."""
 
-    def __init__(self, model: str, *, linked: bool, caching: bool = True) -> None:
-        what = "linked " if linked else ""
+    def __init__(self, prefill: Server, decode: Server, *, linked: bool) -> None:
+        self.prefill = prefill
+        self.decode = decode
         self.linked = linked
-        self.prefill = Server(f"{what}prefill", model, linked=linked, caching=caching)
-        self.decode = Server(f"{what}decode", model, linked=linked, caching=caching)
 
     def close(self) -> None:
         """End both."""
@@ -70,17 +72,19 @@ class Pair:
         return first - began
 
     def loads(self, result: str = "") -> float:
-        """Loads that were judged so far, all or with this result."""
-        return self.decode.metric(VERIFIED, **({"result": result} if result else {}))
+        """Loads that ended so far; or those of them that were judged so."""
+        if result:
+            return self.decode.metric(VERIFIED, result=result)
+        return self.decode.metric("kvbelay_outcomes_total", side="load")
 
     def settled(self, loads: float) -> None:
-        """Wait until so many loads were judged: counters travel with steps of the engine, so it is asked something."""
+        """Wait until so many have ended: counters travel with steps of the engine, so it is asked something."""
 
         def told() -> bool:
             self.decode.complete({"prompt": [1, 2, 3], "max_tokens": 1})
             return self.loads() >= loads
 
-        until(told, f"{loads:.0f} loads were judged", NEWS_S)
+        until(told, f"{loads:.0f} loads have ended", NEWS_S)
 
     def waits(self) -> bool:
         """Whether the decode side waits for a load."""
@@ -90,12 +94,18 @@ class Pair:
 @contextlib.contextmanager
 def standing(model: str, *, linked: bool, caching: bool = True) -> Iterator[Pair]:
     """Both serve, and end with the context."""
-    pair = Pair(model, linked=linked, caching=caching)
-    try:
-        for server in (pair.prefill, pair.decode):
-            server.start()
-        for server in (pair.prefill, pair.decode):
-            server.wait()
-        yield pair
-    finally:
-        pair.close()
+    warden = Warden()
+    with TemporaryDirectory(prefix="kvbelay-", ignore_cleanup_errors=True) as folder:
+        sides = [
+            Server(side, model, Path(folder), warden, linked=linked, caching=caching) for side in ("prefill", "decode")
+        ]
+        pair = Pair(sides[0], sides[1], linked=linked)
+        try:
+            for server in sides:
+                server.start()
+            for server in sides:
+                server.wait()
+            yield pair
+        finally:
+            pair.close()
+            warden.close()

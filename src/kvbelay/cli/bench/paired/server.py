@@ -7,21 +7,20 @@ import http.client
 import json
 import os
 import re
-import secrets
 import signal
-import socket
-import subprocess
 import sys
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from kvbelay.errors import ConfigError, DeadlineExceeded, PeerLost
+from kvbelay.cli.up.engines import ON_CPU
+from kvbelay.cli.up.ports import HOST, free_ports
+from kvbelay.cli.up.process import Process, words
+from kvbelay.cli.up.process import Server as Started
+from kvbelay.cli.up.warden import Warden, kill
+from kvbelay.errors import DeadlineExceeded, PeerLost
 
-HOST = "127.0.0.1"
 PROGRAM = "vllm.entrypoints.openai.api_server"
 """The module; the command "vllm serve" ends with the CPU build, for it looks for a package of another name."""
 BLOCK = 32
@@ -32,22 +31,16 @@ START_S = 600.0
 ASK_S = 120.0
 END_S = 10.0
 POLL_S = 0.02
-LINES = 20_000
-"""Most lines of its log that are kept."""
-TAIL = 12
-"""Lines of it that an error shows."""
-PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
-"""Linux: the ports that outgoing connections are given. A NIXL connector that finds its port taken hangs."""
+LOG_POLL_S = 0.001
+"""So late is it known, at most, that a line was logged."""
 LINKED = {"verify": "prefer", "link": {"listen": f"tcp://{HOST}:0"}}
 """The guard's options that turn verification on."""
-ON_CPU = {
-    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "UCX_NET_DEVICES": "lo",
-    "UCX_TLS": "tcp",  # as between two machines
+ENVIRONMENT = {
+    **ON_CPU,
+    "VLLM_NO_USAGE_STATS": "1",
     "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 2) // 2)),  # two servers that wait for a core spin, and for long
 }
-"""What servers need that share a machine's cores; the user's own environment counts more."""
+"""The user's own counts more."""
 _SAMPLE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})? (\S+)")
 
 
@@ -60,23 +53,28 @@ class Server:
         In messages.
     model
         What ``--model`` of vLLM takes.
+    folder
+        For its log.
+    warden
+        Hears of its processes.
     linked
         Whether loads are verified, and the other side's death is heard.
     caching
         Whether prompts that begin alike share blocks.
     """
 
-    def __init__(self, name: str, model: str, *, linked: bool, caching: bool = True) -> None:
+    def __init__(
+        self, name: str, model: str, folder: Path, warden: Warden, *, linked: bool, caching: bool = True
+    ) -> None:
         self.name = name
         self._arguments = ["--model", model, "--served-model-name", "m", "--enforce-eager"]
         self._arguments += ["--block-size", str(BLOCK), "--max-model-len", str(LONGEST)]
         self._arguments += ["--host", HOST, "--disable-uvicorn-access-log"]
         self._arguments += ["--enable-prefix-caching" if caching else "--no-enable-prefix-caching"]
         self._options = LINKED if linked else {}
-        self._process: subprocess.Popen[str] | None = None
-        self._warden: subprocess.Popen[bytes] | None = None
-        self._listener: threading.Thread | None = None
-        self._lines: deque[tuple[float, str]] = deque(maxlen=LINES)
+        self._log = folder / f"{name}.log"
+        self._warden = warden
+        self._process: Process | None = None
         self.port = 0
 
     @property
@@ -84,9 +82,14 @@ class Server:
         """Whether it was started, and not killed."""
         return self._process is not None
 
+    @property
+    def group(self) -> int:
+        """The number of its process group; 0: it does not run."""
+        return self._process.pid if self._process is not None else 0
+
     def start(self) -> None:
         """Start it, without waiting until it serves."""
-        self.port, side_port = _free_port(), _free_port()
+        self.port, side_port = free_ports(2)
         transfer = {
             "kv_connector": "MultiConnector",
             "kv_connector_module_path": "kvbelay.vllm",
@@ -99,35 +102,17 @@ class Server:
         command = [sys.executable, "-m", PROGRAM, *self._arguments]
         command += ["--port", str(self.port), "--kv-transfer-config", json.dumps(transfer)]
         own = {"VLLM_NIXL_SIDE_CHANNEL_HOST": HOST, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(side_port), "VLLM_HOST_IP": HOST}
-        self._process = subprocess.Popen(  # noqa: S603  # vLLM
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            env={**ON_CPU, "VLLM_NO_USAGE_STATS": "1", **os.environ, **own},
-            start_new_session=True,  # Ctrl-C is ours to hear
-        )
-        self._warden = subprocess.Popen(  # noqa: S603  # the end of its input is our end
-            ["/bin/sh", "-c", 'read -r _; kill -s KILL -- "-$0"', str(self._process.pid)],
-            stdin=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        self._listener = threading.Thread(target=self._listen, args=(self._process.stdout,), daemon=True)
-        self._listener.start()
+        surroundings = ENVIRONMENT | {key: os.environ[key] for key in ENVIRONMENT if key in os.environ} | own
+        self._process = Process(Started(self.name, self.port, command, surroundings), self._log, self._warden)
 
     def wait(self) -> None:
         """Wait until it serves. Raises `PeerLost` if it ends instead, with the end of its log."""
 
         def up() -> bool:
-            if self._process is None or self._process.poll() is not None:
-                msg = f"the {self.name} server has ended"
-                raise PeerLost(msg, remedy=f"its last words are:\n{self._tail()}")
-            with contextlib.suppress(OSError, http.client.HTTPException), self.asked("GET", "/health") as response:
-                return response.status == http.client.OK
-            return False
+            ended = "it was not started" if self._process is None else self._process.ended()
+            if self._process is None or ended is not None:
+                raise PeerLost(str(ended))
+            return self._process.serves()
 
         until(up, f"the {self.name} server serves", START_S, pause_s=0.2)
 
@@ -136,16 +121,8 @@ class Server:
         process, self._process = self._process, None
         now = time.monotonic()
         if process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-        if self._warden is not None:  # before the group's number may become another's
-            self._warden.kill()
-            self._warden.communicate()
-            self._warden = None
-        if process is not None:
-            process.wait()
-        if self._listener is not None:
-            self._listener.join(END_S)
+            kill(process.pid)
+            process.end(END_S)
         return now
 
     close = kill
@@ -195,36 +172,36 @@ class Server:
                 total += float(found[3]) if labels.items() <= own.items() else 0.0
         return total
 
-    def said(self, pattern: str, since: float, within_s: float) -> float:
-        """When it logged a line that matches, ``since`` then. Raises `DeadlineExceeded`."""
-        heard: list[float] = []
+    def mark(self) -> int:
+        """Where its log ends now."""
+        return self._log.stat().st_size
 
-        def found() -> bool:
-            heard[:] = [at for at, line in list(self._lines) if at >= since and re.search(pattern, line)]
-            return bool(heard)
+    def said(self, pattern: str, mark: int, within_s: float) -> float:
+        """When a line that matches has come into the log, behind a mark. Raises `DeadlineExceeded`."""
+        with self._log.open("rb") as log:
+            log.seek(mark)
+            text = b""
 
-        until(found, f"the {self.name} server logs {pattern!r}", within_s)
-        return heard[0]
+            def found() -> bool:
+                nonlocal text
+                text += log.read()
+                return re.search(pattern, text.decode(errors="replace")) is not None
 
-    def _listen(self, output: Any) -> None:
-        with output:
-            for line in output:
-                self._lines.append((time.monotonic(), line.rstrip()))
-
-    def _tail(self) -> str:
-        return "\n".join(line for _, line in list(self._lines)[-TAIL:])
+            until(found, f"the {self.name} server logs {pattern!r}", within_s, pause_s=LOG_POLL_S)
+        return time.monotonic()
 
     def _decoded(self, response: http.client.HTTPResponse) -> dict[str, Any]:
         text = response.read()
         if response.status != http.client.OK:
-            msg = f"the {self.name} server answered {response.status}: {text[:400].decode(errors='replace')}"
-            raise PeerLost(msg, remedy=f"the last words of its log are:\n{self._tail()}")
+            said = text[:400].decode(errors="replace")
+            msg = f"the {self.name} server answered {response.status}: {said}{words(self._log)}"
+            raise PeerLost(msg)
         answer: dict[str, Any] = json.loads(text)
         return answer
 
     def _signal(self, number: int) -> None:
         if self._process is not None:
-            os.killpg(self._process.pid, number)
+            os.killpg(self.group, number)
 
 
 def until(holds: Callable[[], bool], what: str, within_s: float, *, pause_s: float = POLL_S) -> None:
@@ -235,14 +212,3 @@ def until(holds: Callable[[], bool], what: str, within_s: float, *, pause_s: flo
             msg = f"{within_s:.0f} s were not enough until {what}"
             raise DeadlineExceeded(msg)
         time.sleep(pause_s)
-
-
-def _free_port() -> int:
-    """One that nobody has, and that no outgoing connection is given before the server listens there."""
-    lowest = int(PORTS.read_text(encoding="ascii").split()[0]) if PORTS.exists() else 32_768
-    for _ in range(1000):
-        port = 10_000 + secrets.randbelow(max(1, lowest - 10_000))
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind((HOST, port))
-            return port
-    raise ConfigError("no port is free below those of outgoing connections", remedy="end some servers")
