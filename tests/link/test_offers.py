@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from kvbelay.link.messages import VERSION, Gone, Hello, Offer, unpacked
-from kvbelay.link.offers import Offers
+from kvbelay.link.offers import FREED_S, Offers
 
 REQUESTS, ENGINES, LINES = ("a", "b", "c"), (1, 2), (0, 1)
 LEASES = (5.0, 20.0)
@@ -60,6 +60,29 @@ def test_leases(clock: list[float], line: Any) -> None:
     offers.want(line, "r")
     assert [message.lease_s for message in line.got[:2]] == [15.0, 0.0]
     assert line.got[2:] == [Gone("r")]
+
+
+def test_who_has_not_begun_hears_of_the_end(line: Any) -> None:
+    """An engine that was told of an offer is told, too, that its blocks are free."""
+    offers = Offers()
+    offered(offers, "r")
+    offers.want(line, "r")
+    offers.free("r")
+    offers.free("r")
+    assert [message.lease_s > 0 for message in line.got] == [True, False]
+
+
+def test_what_is_freed_is_kept_for_a_while(clock: list[float], line: Any) -> None:
+    """The digests of an offer outlive its blocks by as long as a load may need to be compared, and no longer."""
+    offers = Offers()
+    offered(offers, "r", 3600.0)
+    offers.free("r")
+    clock[0] += FREED_S
+    offers.want(line, "r")
+    clock[0] += 0.001
+    offers.want(line, "r")
+    assert line.got[0].digests
+    assert line.got[1:] == [Gone("r")]
 
 
 def test_expired_offers_are_forgotten(clock: list[float]) -> None:
@@ -207,8 +230,12 @@ class OffersAgainstAModel(RuleBasedStateMachine):
 
     @rule(request=st.sampled_from(REQUESTS))
     def free(self, request: str) -> None:
-        if request in self.model:
-            self.model[request].freed = True
+        entry = self.model.get(request)
+        if entry is not None and not entry.freed:
+            entry.freed = True
+            entry.until = min(entry.until, self.now + FREED_S)
+            entry.waiting = set(entry.claims)
+            self._answer(request, entry)
         self._at(self.offers.free, request)
 
     @rule(request=st.sampled_from(REQUESTS), cause=st.sampled_from(("one", "two")))

@@ -155,6 +155,28 @@ def test_down_and_up() -> None:
     run(main())
 
 
+def test_who_answers_is_not_down() -> None:
+    """An engine that is too busy for its probes, and answers requests between them, is not down; a silent one is."""
+
+    async def main() -> None:
+        d = Fake("d1", metrics=None)
+        async with rig([], [d], health=Health(interval_s=3600, timeout_s=60)) as up:
+            probe, peer = prober(up), the_peer(up)
+            await probe.probe()
+            d.health = 503
+            for _ in range(5):
+                await probe.probe()
+                assert peer.up
+                response, _ = await up.post({"prompt": LONG})
+                assert response.status == 200
+            await probe.probe()
+            assert peer.up, "it has answered since the last one"
+            await probe.probe()
+            assert not peer.up
+
+    run(main())
+
+
 def test_a_dead_instance_at_the_start(caplog: pytest.LogCaptureFixture) -> None:
     """An instance that is not there when the router starts gets no request, and is served when it has come."""
 

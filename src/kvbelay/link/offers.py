@@ -23,6 +23,8 @@ from kvbelay.link.messages import (
 
 MOST = 65_536
 """Offers that are remembered; the oldest makes room."""
+FREED_S = 60.0
+"""How long the digests of an offer are kept whose blocks are not."""
 MOST_NBYTES = 256 << 20
 """Of their digests."""
 
@@ -92,11 +94,14 @@ class Offers:
                 self._forget_first()
 
     def free(self, request: str) -> None:
-        """Its blocks are not kept any more. What was loaded from them can still be compared, until the lease ends."""
+        """Its blocks are not kept any more. What was loaded from them can be compared for `FREED_S` at most."""
         with self._lock:
             entry = self._entries.get(request)
-            if entry is not None:
+            if entry is not None and not entry.freed:
                 entry.freed = True
+                entry.until = min(entry.until, time.monotonic() + FREED_S)
+                entry.waiting.update(entry.claims)  # whoever has not begun must not begin
+                self._answer(entry)
 
     def withdraw(self, request: str, kind: str, cause: str) -> None:
         """It has failed on this side."""

@@ -42,6 +42,8 @@ class Peer:
         Of the calls; they end when the instance goes down.
     up, cause
         What its probes say, and why it is down.
+    answered_at
+        When it last answered a request.
     """
 
     def __init__(self, role: Role, config: PeerConfig, routing: Routing, health: Health, changed: Changed) -> None:
@@ -53,6 +55,7 @@ class Peer:
         self.watches: set[Watch] = set()
         self.up = True
         self.cause = ""
+        self.answered_at = float("-inf")
         self._changed = changed
         self._up_since = float("-inf")
         self._in_a_row = 0
@@ -132,6 +135,7 @@ class Peer:
 
     def succeeded(self, now: float) -> None:
         """It answered."""
+        self.answered_at = now
         self._in_a_row = 0
         if self._circuit.state(now) is not CircuitState.CLOSED:
             self._circuit.succeeded()

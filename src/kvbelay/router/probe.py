@@ -99,6 +99,7 @@ class Prober:
         self.peer = peer
         self._progress = Progress()
         self._failed = 0
+        self._failing_since = float("-inf")
         self._probed = False
 
     async def run(self) -> None:
@@ -110,10 +111,12 @@ class Prober:
             await self.probe()
 
     async def probe(self) -> None:
-        """One probe. The first one decides alone, later ones after ``down_after`` failures in a row."""
+        """One probe. The first one decides alone, later ones after ``down_after`` failures in a row between which it has
+        answered nobody: under load an engine may be too busy to tell its metrics.
+        """
         loop, peer, health = asyncio.get_running_loop(), self.peer, self._fleet.config.health
         first, self._probed = not self._probed, True
-        answers = False
+        answers, began = False, loop.time()
         try:
             counts = await self._counts(health)
             answers = True
@@ -121,6 +124,8 @@ class Prober:
                 await self._token(health)
                 self._progress.moved(loop.time())
         except KvbelayError as exc:
+            if self._failed == 0 or peer.answered_at > self._failing_since:
+                self._failed, self._failing_since = 0, began
             self._failed += 1
             if first or self._failed >= health.down_after:
                 cause = f"it answers, but generates nothing: {exc.what}" if answers else exc.what

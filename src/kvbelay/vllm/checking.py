@@ -5,7 +5,7 @@ A load that a child reports as complete is withheld from the ledger until it was
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -67,7 +67,8 @@ class Checking:
         self._series = series
         self._ranks = ranks
         self._asking: dict[tuple[Source, str], dict[str, Case]] = {}
-        self._loads: dict[str, _Load] = {}
+        self._loads: dict[str, list[_Load]] = {}
+        """By request: the one in flight, and those before it whose blocks are still held."""
         self._logged = 0
 
     def arrived(self, case: Case) -> None:
@@ -109,13 +110,13 @@ class Checking:
             reading = Reading(case.request.request_id, epoch, of, child.name)
         elif self._wish(child) is not Verify.OFF:
             self._unverified(child, case.request.request_id, "nobody has offered it with digests")
-        self._loads[case.request.request_id] = _Load(case, child, epoch, reading)
+        self._loads.setdefault(case.request.request_id, []).append(_Load(case, child, epoch, reading))
         return reading
 
     def holds_back(self, report: Report, now: float) -> bool:
         """Whether a rank's word that a load is complete has to wait."""
-        load = self._loads.get(report.request)
-        if load is None or load.reading is None or load.over or report.epoch != load.epoch:
+        load = self._load(report.request, report.epoch)
+        if load is None or load.reading is None or load.over:
             return False
         if report.side is not Side.LOAD or report.kind is not Kind.LANDED:
             return False
@@ -125,8 +126,8 @@ class Checking:
 
     def learned(self, request_id: str, epoch: int, sums: Sums) -> None:
         """Some ranks have hashed a load."""
-        load = self._loads.get(request_id)
-        if load is not None and load.epoch == epoch:
+        load = self._load(request_id, epoch)
+        if load is not None:
             load.sums = sums if load.sums is None else load.sums.plus(sums)
 
     def answered(self, source: Source, answer: Offer | Gone, now: float) -> list[Event]:
@@ -134,15 +135,15 @@ class Checking:
         events = []
         for case in self._asking.get((source, answer.request), {}).values():
             case.answer, case.answered_at = answer, now
-            load = self._loads.get(case.request.request_id)
-            if isinstance(answer, Gone) and load is not None and not load.over and not load.reports:
-                events.append(_lost(load, _gone(answer)))
+            if isinstance(answer, Gone):
+                loads = self._loads.get(case.request.request_id, ())
+                events += [_lost(load, _gone(answer)) for load in loads if not load.over and not load.reports]
         return events
 
     def died(self, source: Source, cause: str) -> list[Event]:
         """The other engine is dead: what was being loaded from it fails now."""
         error = errors.PeerLost(f"the engine that has offered it is dead: {cause}")
-        orphans = [load for load in self._loads.values() if load.case.source == source and not load.reports]
+        orphans = [load for load in self._all() if load.case.source == source and not load.reports]
         for load in orphans:
             load.orphaned = load.child.pushed
         return [_lost(load, error) for load in orphans if not load.over]
@@ -150,17 +151,17 @@ class Checking:
     def ends_of_quarantine(self) -> list[Report]:
         """Of loads that are held, and into whose blocks only processes could write that are known to be gone."""
         found = []
-        for request_id, load in self._loads.items():
+        for load in self._all():
             if load.orphaned and load.over and _nobody_writes(load.case.answer):
                 load.orphaned = False
-                ended = Report(request_id, Side.LOAD, load.child.name, load.epoch, 0, Kind.DRAINED)
+                ended = Report(load.case.request.request_id, Side.LOAD, load.child.name, load.epoch, 0, Kind.DRAINED)
                 found += [msgspec.structs.replace(ended, rank=rank) for rank in range(self._ranks)]
         return found
 
     def verdicts(self, now: float) -> list[Report]:
         """The reports of loads on which there is a verdict: as they were, or as failures."""
         found: list[Report] = []
-        for load in self._loads.values():
+        for load in self._all():
             if len(load.reports) == self._ranks:
                 said = self._judge(load, now)
                 found += said
@@ -170,23 +171,22 @@ class Checking:
 
     def told(self, outcome: Outcome) -> None:
         """The ledger has told how a load ended; whatever was withheld of it is not waited for."""
-        load = self._loads.get(outcome.request)
-        if load is not None:
+        loads = self._loads.get(outcome.request, [])
+        for load in loads:
             load.over = True
-            if outcome.held:
-                return
-            del self._loads[outcome.request]
+        if loads and not outcome.held:
+            loads.pop()
 
     def forget(self, request_id: str) -> None:
         """Nothing is left of its load."""
-        load = self._loads.pop(request_id, None)
-        if load is not None and (load.case.finished or load.case.failures):
-            self.over(load.case)
+        loads = self._loads.pop(request_id, None)
+        if loads and (loads[0].case.finished or loads[0].case.failures):
+            self.over(loads[0].case)
 
     def over(self, case: Case) -> None:
         """Nothing of the request is loaded any more, unless its blocks are still held."""
         request_id = case.request.request_id
-        if case.source is None or self._links is None or request_id in self._loads:
+        if case.source is None or self._links is None or self._loads.get(request_id):
             return
         key = (case.source, case.remote)
         asking = self._asking.get(key, {})
@@ -200,6 +200,13 @@ class Checking:
         elif case.loaded is None or case.loaded.result is Result.CANCELLED:
             kind, cause = errors.Cancelled.__name__, "it was not loaded to its end"
         self._links.ended(case.source, case.remote, kind, cause)
+
+    def _all(self) -> Iterator[_Load]:
+        for loads in self._loads.values():
+            yield from loads
+
+    def _load(self, request_id: str, epoch: int) -> _Load | None:
+        return next((load for load in self._loads.get(request_id, ()) if load.epoch == epoch), None)
 
     def _wish(self, child: Guarded) -> Verify:
         return child.options.verify or self._verify

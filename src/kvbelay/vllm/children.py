@@ -38,6 +38,8 @@ class Guarded:
         self.options = options
         self.pulls = options.role is Role.PD
         """It pulls from another engine what the request's parameters name; else it is a cache."""
+        self.beats = False
+        """The other side keeps its offers alive for as long as it wants them."""
         self.pushed = False
         """The other engine writes into this one's blocks."""
         self.needed: tuple[str, ...] = ()
@@ -140,6 +142,7 @@ def configured(vllm_config: Any, series: Series | None = None) -> list[tuple[Gua
             remedy = "shorten load_s, or lengthen the lease on both sides"
             raise errors.ConfigError(msg, source="--kv-transfer-config", field=field, remedy=remedy)
         child = Guarded(name, option, series, lease_s)
+        child.beats = config.get("kv_connector") in host.LEASES
         child.pushed = config.get("kv_connector") in host.PUSHED
         child.needed = host.NEEDED.get(config.get("kv_connector", ""), ())
         children.append((child, config))

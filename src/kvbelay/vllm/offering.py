@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -16,7 +15,7 @@ from kvbelay.vllm.host import Shape
 from kvbelay.vllm.readings import OFFERED, Reading, Sums, runs
 
 LONGEST_S = 3600.0
-"""How long the digests of an offer without a lease are kept."""
+"""How long the digests of an offer are kept whose lease has no known end; when its blocks are free, that is told."""
 MOST = 65_536
 """Requests whose digests are still to come."""
 
@@ -80,8 +79,8 @@ class Offering:
         """The request is over, and offered by these children; what other engines have to know of it. ``blocks`` are
         those that are offered.
         """
-        lease_s = min((child.trusted_s for child in offering), default=math.inf)
-        self._links.offers.promise(request_id, min(lease_s, LONGEST_S))
+        leases_s = [LONGEST_S, *(child.trusted_s for child in offering if not child.beats)]
+        self._links.offers.promise(request_id, min(leases_s))
         offered = self._read.get(request_id)
         if offered is None:
             self._links.offers.publish(request_id, 0, (), (), "the other engine takes no digests")
