@@ -47,7 +47,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def load(self) -> None:
         with LOCK:
             COUNTS["same" if self.says == "failed" else self.says] += 1
-            COUNTS["failed"] += self.says == "failed"
+            COUNTS["failed"] += self.says in {"failed", "different"}
         if self.says == "late":
             sys.stdout.write("WARNING kvbelay: load of request r failed (x: PeerLost: dead); it goes on without\n")
             sys.stdout.flush()

@@ -130,7 +130,8 @@ def test_healthy_loads(model: str, good: bool) -> None:
     rows = healthy.healthy(model, 21, Random(1), lambda _: None)
     assert [(row.caching, row.asked) for row in rows] == [(True, 11), (False, 10)]
     assert [row.same for row in rows] == ([11, 10] if model in {"same", "failed"} else [0, 0])
-    assert [row.unknown for row in rows] == ([11, 10] if model == "unknown" else [0, 0])
+    for field, says in (("unknown", "unknown"), ("alarms", "different"), ("failed", "failed")):
+        assert [getattr(row, field) for row in rows] == ([11, 10] if model == says else [0, 0])
     assert held(judged.bars(Paired("m", healthy=rows))) is good
 
 
@@ -202,7 +203,7 @@ def test_bars(changed: dict[str, float], missed: str) -> None:
 
 def test_an_alarm_is_not_a_good_load() -> None:
     """One alarm in ten thousand misses the bar."""
-    rows = [Healthy(True, 10_000, 9_999, 1, 0, 511, 100.0)]
+    rows = [Healthy(True, 10_000, 9_999, 1, 0, 0, 511, 100.0)]
     assert not held(judged.bars(Paired("m", healthy=rows)))
 
 

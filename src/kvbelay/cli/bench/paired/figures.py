@@ -70,9 +70,11 @@ class Healthy(msgspec.Struct):
     asked: int
     same: int
     alarms: int
-    """Found different, or failed for any other reason."""
+    """Found different."""
     unknown: int
-    """Not compared."""
+    """Taken without a comparison: the digests came too late."""
+    failed: int
+    """Not loaded: a deadline, say. The guard's other failures."""
     lengths: int
     """How many lengths of prompts there were."""
     took_s: float

@@ -18,7 +18,8 @@ BEGINNINGS = 8
 LENGTHS = range(1, LONGEST // 2)
 """Of prompts: all of them come in turn, so most last blocks are partial."""
 FAILURES = "kvbelay_failures_total"
-"""Of the guard, whatever failed; a load that was found wrong is one."""
+"""Of the guard, whatever failed; a load that is found wrong is one."""
+RESULTS = ("same", "different", "unknown")
 TOLD = 500
 """Loads between two words of how far it is."""
 
@@ -46,7 +47,7 @@ def healthy(model: str, count: int, dice: Random, note: Callable[[str], None]) -
 def _loads(pair: Pair, count: int, caching: bool, dice: Random, note: Callable[[str], None]) -> Healthy:
     pair.first_token_s(prompt_of(dice, LENGTHS.stop))
     pair.settled(1)  # the link is up
-    before = {result: pair.loads(result) for result in ("", "same", "unknown")}
+    before = {result: pair.loads(result) for result in ("", *RESULTS)}
     failures = pair.decode.metric(FAILURES)
     began = time.monotonic()
 
@@ -60,6 +61,7 @@ def _loads(pair: Pair, count: int, caching: bool, dice: Random, note: Callable[[
                 note(f"{index + 1:,} of {count:,} loads, {time.monotonic() - began:.0f} s")
     pair.settled(before[""] + count)
     took_s = time.monotonic() - began
-    same, unknown = (int(pair.loads(result) - before[result]) for result in ("same", "unknown"))
-    alarms = int(pair.decode.metric(FAILURES) - failures)
-    return Healthy(caching, count, same, alarms, unknown, len({len(prompt) for prompt in asked}), took_s)
+    same, alarms, unknown = (int(pair.loads(result) - before[result]) for result in RESULTS)
+    failed = int(pair.decode.metric(FAILURES) - failures) - alarms
+    lengths = len({len(prompt) for prompt in asked})
+    return Healthy(caching, count, same, alarms, unknown, failed, lengths, took_s)

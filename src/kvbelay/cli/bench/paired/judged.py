@@ -35,7 +35,7 @@ def bars(measured: Paired) -> list[Bar]:
     for row in measured.healthy:
         which = f"{row.asked:,} healthy loads, {_caching(row.caching)}"
         found.append(Bar(f"{which}: alarms", row.alarms, 0))
-        found.append(Bar(f"{which}: not compared", row.asked - row.same - row.alarms, 0))
+        found.append(Bar(f"{which}: not compared", max(row.asked - row.same - row.alarms, row.failed), 0))
     return found
 
 
@@ -67,7 +67,7 @@ def tables(measured: Paired) -> list[Table]:
         title = "Until the decode side has decided, by its log, and until the first token, which it computes itself"
         found.append(Table(title, lives, lines))
     if measured.healthy:
-        counts = ("healthy loads", "number", "lengths", "same", "alarms", "not compared", "a second")
+        counts = ("healthy loads", "number", "lengths", "same", "alarms", "unknown", "failed", "a second")
         lines = [
             (
                 _caching(row.caching),
@@ -76,6 +76,7 @@ def tables(measured: Paired) -> list[Table]:
                 f"{row.same:,}",
                 str(row.alarms),
                 str(row.unknown),
+                str(row.failed),
                 f"{row.asked / row.took_s:.1f}",
             )
             for row in measured.healthy
