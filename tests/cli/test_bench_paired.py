@@ -87,7 +87,7 @@ def test_a_server_ends_whole() -> None:
         assert started.running
 
 
-def test_a_server_does_not_outlive_us() -> None:
+def test_a_server_does_not_outlive_us(tmp_path: Path) -> None:
     """Whoever is killed leaves none behind."""
     code = (
         "import time\n"
@@ -98,7 +98,8 @@ def test_a_server_does_not_outlive_us() -> None:
         "    print(both.prefill.group, both.decode.group, flush=True)\n"
         "    time.sleep(100)\n"
     )
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+    there = {**os.environ, "TMPDIR": str(tmp_path)}  # it cannot clean up
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=there) as process:
         assert process.stdout is not None
         groups = [int(group) for group in process.stdout.readline().split()]
         assert all(map(members, groups))
