@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
 .DEFAULT_GOAL := help
-.PHONY: help demo bench bench-guard test test-wheel test-vllm check mutants fuzz fuzz-seeds soak format clean
+.PHONY: help demo bench bench-guard test test-wheel test-vllm check mutants fuzz fuzz-seeds soak healthy format clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -96,6 +96,9 @@ fuzz-seeds: $(VENV)/installed ## Write the fuzz targets' seeds into their corpus
 
 soak: $(VENV)/installed ## Storm the layer for minutes (SOAK="--seconds 600 --seed 2 --json FILE"), and see that nothing is left
 	PYTHONPATH=tools $(BIN)/python -m soak $(SOAK)
+
+healthy: $(VLLM)/installed ## Have vLLM load 10,000 times what nobody has spoilt: none may be found wrong
+	KVBELAY_LOADS=3320 $(VLLM)/bin/python -m pytest --timeout 1000 tests/vllm/test_healthy.py
 
 clean: ## Remove what the other targets made
 	rm -rf $(VENV) .venv-* dist build bench-results .pytest_cache .mypy_cache .ruff_cache .hypothesis fuzz-found

@@ -40,8 +40,10 @@ Not measured: what the step's metadata weighs on its way between the scheduler's
 """
 VERIFY_EPILOG = """\b
 Examples:
-  kvbelay bench verify --check
-  kvbelay bench verify --json verify.json --seed 7
+  kvbelay bench verify
+  kvbelay bench verify --model HuggingFaceTB/SmolLM2-135M-Instruct --check
+  kvbelay bench verify --model ./model --json verify.json --seed 7
+  kvbelay bench verify --model ./tiny --loads 10000 --check
 """
 
 ROUTER_EPILOG = """\b
@@ -170,16 +172,35 @@ def bench_guard(*, check: bool, json_path: Path | None, seed: int) -> None:
 
 @bench.command("verify", epilog=VERIFY_EPILOG)
 @common
-def bench_verify(*, check: bool, json_path: Path | None, seed: int) -> None:
-    """What the digests of KV blocks cost, against a copy of the same blocks.
+@click.option("--model", help="What the servers take: a folder, or a name of the hub. Small, or it takes long.")
+@click.option(
+    "--loads",
+    type=click.IntRange(0),
+    default=0,
+    help="Instead of the pair's times: so many healthy loads, none of which may be found wrong.",
+)
+def bench_verify(*, check: bool, json_path: Path | None, seed: int, model: str | None, loads: int) -> None:
+    """What verification costs: the digests of KV blocks, and what they add to a pair of engines.
 
     Blocks that lie as vLLM's attention backends lay them, scattered in caches larger than what a processor keeps, are
     hashed and copied in turn, on one thread: printed are both throughputs, by processor time, their ratio, and the
     longest piece of work between two points where hashing can pause. Needs vLLM, and 1.5 GiB. Takes some seconds.
+
+    With --model, two pairs of vLLM servers whose KV moves by NIXL run in turn, one of them with verification and the
+    link: printed are the latency of a first token, from the prefill request on; the time between two tokens of a stream
+    while others' KV is loaded; and how soon the decode side decides when the prefill server is killed. Takes some ten
+    minutes, and 12 GiB for a model of 135 million parameters; written for machines where the servers share processors.
+
+    With --loads, one pair that verifies loads prompts of every length, sixteen at once, half of them with prefix
+    caching and half without. It takes any model, also one with random weights.
     """
     began, machine = time.monotonic(), this_machine()
     _require_writable(json_path)
-    measured = verify.measure(seed, _note)
+    if loads and model is None:
+        raise ConfigError("loads need servers, and no model was named", field="--loads", remedy="name one with --model")
+    if model is None:
+        _note("only digests: a pair of engines is measured with --model, of a folder or a name of the hub")
+    measured = verify.measure(seed, model, loads, _note)
     record = Record("verify", seed, machine, time.monotonic() - began, measured, verify.bars(measured))
     report(record, verify.tables(measured), json_path, check=check)
 

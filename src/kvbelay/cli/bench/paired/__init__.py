@@ -1,0 +1,1 @@
+"""``kvbelay bench verify --model``: two vLLM servers over NIXL, with and without verification."""
