@@ -111,8 +111,8 @@ class Prober:
             await self.probe()
 
     async def probe(self) -> None:
-        """One probe. The first one decides alone, later ones after ``down_after`` failures in a row between which it has
-        answered nobody: under load an engine may be too busy to tell its metrics.
+        """One probe. The first one decides alone, later ones after ``down_after`` failures in a row between which it
+        has answered nobody: under load an engine may be too busy to tell its metrics.
         """
         loop, peer, health = asyncio.get_running_loop(), self.peer, self._fleet.config.health
         first, self._probed = not self._probed, True

@@ -47,6 +47,8 @@ class _Load(msgspec.Struct, eq=False):
     """The ranks' word that it is complete, withheld."""
     sums: Sums | None = None
     landed_at: float = 0.0
+    failed: bool = False
+    """On some rank, as its child says: there is nothing to compare."""
     over: bool = False
     """The ledger knows how it ended."""
     orphaned: bool = False
@@ -115,10 +117,11 @@ class Checking:
 
     def holds_back(self, report: Report, now: float) -> bool:
         """Whether a rank's word that a load is complete has to wait."""
-        load = self._load(report.request, report.epoch)
-        if load is None or load.reading is None or load.over:
+        load = None if report.side is not Side.LOAD else self._load(report.request, report.epoch)
+        if load is None or load.reading is None or load.over or load.failed:
             return False
-        if report.side is not Side.LOAD or report.kind is not Kind.LANDED:
+        if report.kind is not Kind.LANDED:
+            load.failed = True
             return False
         load.reports.append(report)
         load.landed_at = load.landed_at or now
@@ -162,8 +165,8 @@ class Checking:
         """The reports of loads on which there is a verdict: as they were, or as failures."""
         found: list[Report] = []
         for load in self._all():
-            if len(load.reports) == self._ranks:
-                said = self._judge(load, now)
+            if load.reports and (load.failed or len(load.reports) == self._ranks):
+                said = load.reports if load.failed else self._judge(load, now)
                 found += said
                 if said:
                     load.reports = []
