@@ -16,8 +16,8 @@ from kvbelay.cli.bench.paired.pair import Pair
 from kvbelay.cli.bench.paired.server import until
 
 TOKENS = 128
-FAILED = r"kvbelay: load of request .* failed \("
-"""Logged at once when the guard has decided that a load has failed."""
+FAILED = r"kvbelay: (load of request \S+ failed \(|\S+\.load failed for request)"
+"""Logged at once when the guard has decided that a load has failed, or that none begins."""
 LATEST_S = 60.0
 FIRST, GONE, WAITED_FOR = (
     "while it is waited for, before NIXL's first handshake",
