@@ -5,9 +5,9 @@ The moment is the one at which the decision's line has come into its log.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from random import Random
 
 from kvbelay.cli.bench.paired.figures import Death
@@ -73,21 +73,17 @@ class _Asked:
         self._decode = pair.decode
         prompt = prompt_of(dice, TOKENS)
         self._body = {"prompt": prompt, "max_tokens": 2, "kv_transfer_params": pair.offer(prompt)}
-        self._tokens: list[float] = []
         self._mark = pair.decode.mark()
-        self._thread = threading.Thread(target=self._ask, daemon=True)
+        self._pool = ThreadPoolExecutor(2)
 
     def begin(self) -> float:
-        """Ask; returns when."""
+        """Ask, and begin to read the log; returns when."""
         began = time.monotonic()
-        self._thread.start()
+        self._tokens = self._pool.submit(list, self._decode.stream(self._body))
+        self._decided = self._pool.submit(self._decode.said, FAILED, self._mark, LATEST_S)
         return began
 
     def ended(self, since: float) -> tuple[float, float]:
         """Seconds since then until the guard had decided, and until the first token."""
-        decided = self._decode.said(FAILED, self._mark, LATEST_S)
-        self._thread.join(LATEST_S)
-        return decided - since, (self._tokens[0] if self._tokens else float("nan")) - since
-
-    def _ask(self) -> None:
-        self._tokens += self._decode.stream(self._body)
+        with self._pool:
+            return self._decided.result() - since, self._tokens.result()[0] - since
