@@ -56,6 +56,9 @@ ROOMS = {
         ("kvbelay.core", "kvbelay.errors", "kvbelay.link", "kvbelay.net.endpoint"),
         ("msgspec", "vllm", "torch", "prometheus_client"),
     ),
+    "kvbelay.observability": Room(
+        ("kvbelay.core.circuit", "kvbelay.core.model", "kvbelay.core.series", "kvbelay.errors"), ("prometheus_client",)
+    ),
     "kvbelay.doctor": Room(("kvbelay.core.boundary", "kvbelay.core.model", "kvbelay.errors")),
     "kvbelay.cli": Room((ANY,), ("msgspec", "click", "rich", "matplotlib", "numpy", "tomli", "uvloop")),
     "kvbelay.cli.bench.hosted": Room((ANY,), ("msgspec", "vllm", "torch")),

@@ -14,7 +14,7 @@ class Metrics:
     """One server's series, in a registry of their own."""
 
     def __init__(self) -> None:
-        self._registry = registry = CollectorRegistry()
+        self.registry = registry = CollectorRegistry()
 
         def counter(name: str, says: str, *labels: str) -> Counter:
             return Counter(name, says, labels, registry=registry)
@@ -27,8 +27,8 @@ class Metrics:
 
     def watch(self, name: str, says: str, value: Callable[[], float]) -> None:
         """A gauge that is read when it is asked for."""
-        Gauge(name, says, registry=self._registry).set_function(value)
+        Gauge(name, says, registry=self.registry).set_function(value)
 
     def text(self) -> bytes:
         """In Prometheus' text format."""
-        return generate_latest(self._registry)
+        return generate_latest(self.registry)
