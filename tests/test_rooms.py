@@ -45,7 +45,7 @@ ROOMS = {
         ("kvbelay.core", "kvbelay.errors", "kvbelay.runtime"), ("msgspec", "numpy", "gguf", "tokenizers")
     ),
     "kvbelay.router": Room(
-        ("kvbelay.core.budget", "kvbelay.core.circuit", "kvbelay.errors"),
+        ("kvbelay.core.budget", "kvbelay.core.circuit", "kvbelay.core.repeats", "kvbelay.errors"),
         ("msgspec", "aiohttp", "multidict", "yarl", "prometheus_client"),
     ),
     "kvbelay.serve": Room(
@@ -57,7 +57,8 @@ ROOMS = {
         ("msgspec", "vllm", "torch", "prometheus_client"),
     ),
     "kvbelay.observability": Room(
-        ("kvbelay.core.circuit", "kvbelay.core.model", "kvbelay.core.series", "kvbelay.errors"), ("prometheus_client",)
+        (*(f"kvbelay.core.{name}" for name in ("boundary", "circuit", "model", "repeats", "series")), "kvbelay.errors"),
+        ("msgspec", "prometheus_client"),
     ),
     "kvbelay.doctor": Room(("kvbelay.core.boundary", "kvbelay.core.model", "kvbelay.errors")),
     "kvbelay.cli": Room((ANY,), ("msgspec", "click", "rich", "matplotlib", "numpy", "tomli", "uvloop")),

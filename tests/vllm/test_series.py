@@ -11,6 +11,8 @@ from forks import Engines
 from prometheus_client import REGISTRY
 from scripts import STAGE, Fault, Load, Phantom, Save, Script
 
+from kvbelay.core.series import COUNTERS, GAUGES, GUARD, HISTOGRAMS, shown
+
 
 def value(series: str, **labels: str) -> float:
     """The sum of a series over what has these labels."""
@@ -89,9 +91,26 @@ def slow_hook(engine: Engine) -> None:
     assert value("slow_hook_seconds_sum", child="x") >= 0.03 * asked
 
 
+def unavailable(engine: Engine) -> None:
+    """Child x raises in a hook that it cannot do without, and is taken out; y serves. All series are the table's."""
+    put_up(x=Script(faults=(Fault(hook="register_kv_caches", raises="no memory"),)), y=Script(offer=96))
+    engine.add("r", 0)
+    engine.finish()
+    engine.right()
+    busy(engine, lambda: value("child_unavailable", child="x") == 1)
+    assert value("child_unavailable", child="y") == 0
+    tables = {"counter": COUNTERS, "gauge": GAUGES, "histogram": HISTOGRAMS}
+    for kind, table in tables.items():
+        for name, spec in shown(table, GUARD):
+            metric = REGISTRY._names_to_collectors[f"kvbelay_{name}"]
+            labels = tuple(label for label in metric._labelnames if label not in {"model_name", "engine"})
+            assert (metric._type, labels) == (kind, spec.labels), name
+
+
 @pytest.mark.parametrize(
     ("case", "belay"),
     [
+        (unavailable, {}),
         (failures_and_failover, {}),
         (swallowed, {}),
         (quarantine_and_circuit, {**DEADLINES, "circuit": {"failures": 3, "window_s": 60.0, "pause_s": 60.0}}),
