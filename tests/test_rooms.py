@@ -28,7 +28,7 @@ ROOMS = {
     "kvbelay.errors": Room((), ()),
     "kvbelay.core": Room(("kvbelay.errors",)),
     "kvbelay.net": Room(("kvbelay.errors",)),
-    "kvbelay.link": Room(("kvbelay.errors", "kvbelay.net")),
+    "kvbelay.link": Room(("kvbelay.core.repeats", "kvbelay.errors", "kvbelay.net")),
     "kvbelay.connectors": Room(("kvbelay.core", "kvbelay.errors", *PORT)),
     "kvbelay.connectors.stream": Room(("kvbelay.core", "kvbelay.errors", "kvbelay.net", *PORT), ("msgspec", "xxhash")),
     "kvbelay.connectors.spans": Room(("kvbelay.core", "kvbelay.errors"), ("xxhash",)),

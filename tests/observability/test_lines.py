@@ -37,8 +37,14 @@ def test_a_line_has_the_first_cause(caplog: pytest.LogCaptureFixture) -> None:
     (record,) = caplog.records
     (line,) = record.getMessage().splitlines()
     assert dict(PAIR.findall(line)) == {
-        "request": '"r"', "side": "load", "result": '"recompute"', "child": '""', "attempts": "1",
-        "watermark": "16", "held": "false", "took_s": "0.250",
+        "request": '"r"',
+        "side": "load",
+        "result": '"recompute"',
+        "child": '""',
+        "attempts": "1",
+        "watermark": "16",
+        "held": "false",
+        "took_s": "0.250",
         "first_cause": r'"near.get: PeerLost: the \"peer\"\nis gone: tenant=7"',
     }
     assert record.levelno == logging.WARNING

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from engine import Engine, Spec
+from engine import Child, Engine, Spec
 from expect import DEADLINES, HOLDS, busy, prove, put_up
 from forks import Engines
 from prometheus_client import REGISTRY
@@ -92,8 +92,8 @@ def slow_hook(engine: Engine) -> None:
 
 
 def unavailable(engine: Engine) -> None:
-    """Child x raises in a hook that it cannot do without, and is taken out; y serves. All series are the table's."""
-    put_up(x=Script(faults=(Fault(hook="register_kv_caches", raises="no memory"),)), y=Script(offer=96))
+    """Child x is taken out, and y serves. All series are the table's."""
+    put_up(x=Script(offer=96), y=Script(offer=96))
     engine.add("r", 0)
     engine.finish()
     engine.right()
@@ -110,7 +110,6 @@ def unavailable(engine: Engine) -> None:
 @pytest.mark.parametrize(
     ("case", "belay"),
     [
-        (unavailable, {}),
         (failures_and_failover, {}),
         (swallowed, {}),
         (quarantine_and_circuit, {**DEADLINES, "circuit": {"failures": 3, "window_s": 60.0, "pause_s": 60.0}}),
@@ -120,3 +119,10 @@ def unavailable(engine: Engine) -> None:
 def test_series(standing: Engines, case: Any, belay: dict[str, Any]) -> None:
     """What the series say is what happened."""
     prove(standing, "guard", case, HOLDS, Spec(stats=True, belay=belay), fresh=True)
+
+
+def test_unavailable(standing: Engines) -> None:
+    """A child that raises in a hook that it cannot do without is shown as unavailable."""
+    script = {"faults": [{"hook": "register_kv_caches", "raises": "no memory"}]}
+    children = (Child(name="x", script=script), Child(name="y"))
+    prove(standing, "guard", unavailable, HOLDS, Spec(children=children, stats=True), fresh=True)

@@ -20,7 +20,8 @@ class _Window(msgspec.Struct):
 class Repeats:
     """Lets the first ``most`` lines of a kind pass in each ``window_s`` seconds, and says how many it kept back.
 
-    What was kept back is told with the next line of its kind. Fed with times; memory is bounded.
+    What was kept back is told with the next line of its kind. Fed with times; memory is bounded. One
+    thread at a time.
     """
 
     def __init__(self, most: int = 20, window_s: float = 60.0) -> None:
