@@ -49,7 +49,7 @@ ROOMS = {
         ("msgspec", "aiohttp", "multidict", "yarl", "prometheus_client"),
     ),
     "kvbelay.serve": Room(
-        ("kvbelay.core", "kvbelay.errors", "kvbelay.reference", "kvbelay.runtime"),
+        ("kvbelay.core", "kvbelay.errors", "kvbelay.observability", "kvbelay.reference", "kvbelay.runtime"),
         ("msgspec", "aiohttp", "prometheus_client"),
     ),
     "kvbelay.vllm": Room(

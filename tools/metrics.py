@@ -39,7 +39,7 @@ Generated from the code by `tools/metrics.py`; a test fails when this page is no
 | **runtime** | `kvbelay.observability.prometheus.Metrics` is the `watch` of a `Belay`; serve its registry |
 | **guard** | `/metrics` of vLLM; every series has vLLM's own labels (`model_name`, `engine`) too |
 | **router** | `/metrics` of `kvbelay route` |
-| **server** | `/metrics` of the reference engine's server (`kvbelay up`) |
+| **server** | `/metrics` of the reference engine's server (`kvbelay up`), which moves KV with the runtime |
 
 A name means the same wherever it is shown. Alert rules: [deploy/prometheus/rules.yml](../deploy/prometheus/rules.yml);
 what to do about each: [the runbook](runbook.md); a Grafana dashboard:
@@ -129,7 +129,7 @@ def rows() -> list[Row]:
             msg = f"{row.name} is not the same in {before.where[0]} and {row.where[0]}"
             raise ValueError(msg)
         found[row.name] = row._replace(where=(*(before.where if before else ()), *row.where))
-    return sorted(found.values(), key=lambda row: (row.where[-1] == SERVE, row.where[-1] == ROUTER, row.name))
+    return sorted(found.values(), key=lambda row: (row.where[0] == SERVE, row.where[0] == ROUTER, row.name))
 
 
 def values(kinds: Iterable[type[Enum]]) -> str:

@@ -9,6 +9,8 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
+from kvbelay.observability.prometheus import Metrics as Layer
+
 
 class Metrics:
     """One server's series, in a registry of their own."""
@@ -19,6 +21,8 @@ class Metrics:
         def counter(name: str, says: str, *labels: str) -> Counter:
             return Counter(name, says, labels, registry=registry)
 
+        self.layer = Layer(registry)
+        """For the server's `Belay`."""
         self.ended = counter("kvbelay_serve_requests", "Requests that ended, by how", "end")
         self.transfers = counter("kvbelay_serve_transfers", "Fetches and offers of KV, by result", "side", "result")
         self.brought = counter("kvbelay_serve_brought_tokens", "Tokens of prompts whose KV a transfer brought")
