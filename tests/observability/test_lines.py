@@ -17,11 +17,11 @@ from kvbelay.observability.several import Several
 from .moody import Mood, Scene
 
 PAIR = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*"|\S+)')
-LOST = Failure("near", "get", "r", 1, "PeerLost", True, 'the "peer"\nis gone: tenant=7')  # in order
+LOST = Failure("near", "get", "r", 1, "PeerLost", True, 'the "peer"\nis gone: tenant=7')
 
 
 def told(result: Result = Result.RECOMPUTE, failures: tuple[Failure, ...] = (LOST,), side: Side = Side.LOAD) -> Action:
-    outcome = Outcome(result, "r", side, 16, False, failures, 1, 0.25, nbytes=0)  # in order
+    outcome = Outcome(result, "r", side, 16, False, failures, 1, 0.25, nbytes=0)
     return Action(Do.TELL, "r", side, outcome=outcome)
 
 

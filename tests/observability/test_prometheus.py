@@ -93,7 +93,7 @@ def test_states(scene: Scene, shown: Shown) -> None:
 
 def test_swallowed(scene: Scene, shown: Shown) -> None:
     """Completions that change nothing are shown by child and reason; of children that nobody has under one name."""
-    scene.belay.heard("near", Side.LOAD, "nobody's", True)  # a foreign result
+    scene.belay.heard("near", Side.LOAD, "nobody's", True)
     for index in range(20):
         scene.belay.heard(f"made up {index}", Side.LOAD, "nobody's", None)
     assert shown("swallowed_total", child="near", reason="unknown request") == 1

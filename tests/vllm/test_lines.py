@@ -11,9 +11,9 @@ from kvbelay.vllm.lines import Lines
 
 
 def lost(request: str, child: str, kind: str) -> Outcome:
-    first = Failure(child, "load", request, 1, kind, True, "the first cause")  # noqa: FBT003  # in order
-    later = Failure(child, "load", request, 2, "CircuitOpen", True, "later")  # noqa: FBT003  # in order
-    return Outcome(Result.RECOMPUTE, request, Side.LOAD, 0, False, (first, later), 2, 0.1)  # noqa: FBT003  # in order
+    first = Failure(child, "load", request, 1, kind, True, "the first cause")
+    later = Failure(child, "load", request, 2, "CircuitOpen", True, "later")
+    return Outcome(Result.RECOMPUTE, request, Side.LOAD, 0, False, (first, later), 2, 0.1)
 
 
 def test_lost_loads(caplog: pytest.LogCaptureFixture) -> None:
