@@ -43,7 +43,12 @@ format: $(VENV)/installed ## Format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# Prometheus (of Debian's) judges the alert rules and answers the dashboard's queries.
+SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
+APT = $(SUDO) apt-get -q update && $(SUDO) apt-get -q install -y
+
 test: $(VENV)/installed ## Run all tests: without vLLM, on the built wheel, and on the real engine
+	command -v promtool > /dev/null || { $(APT) --no-install-recommends prometheus; }
 	$(BIN)/python -m pytest
 	$(MAKE) test-wheel
 	$(MAKE) test-vllm
@@ -65,10 +70,9 @@ test-wheel: $(VENV)/installed $(WHEEL)/installed ## Build the wheel, install it,
 # vLLM for CPUs comes with builds of torchvision and others that do not fit its torch, and break its imports.
 # Mooncake and LMCache load two libraries of Debian's.
 LIBRARIES := libibverbs1 librdmacm1
-SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 
 $(VLLM)/installed: tests/vllm/requirements.txt tests/vllm_pair/requirements.txt pyproject.toml
-	dpkg -s $(LIBRARIES) > /dev/null 2>&1 || { $(SUDO) apt-get -q update && $(SUDO) apt-get -q install -y $(LIBRARIES); }
+	dpkg -s $(LIBRARIES) > /dev/null 2>&1 || { $(APT) $(LIBRARIES); }
 	$(PYTHON) -m venv $(VLLM)
 	$(VLLM)/bin/python -m pip --disable-pip-version-check -q install -r tests/vllm/requirements.txt
 	$(VLLM)/bin/python -m pip --disable-pip-version-check -q uninstall --yes torchvision torchaudio torchcodec

@@ -28,7 +28,7 @@ ROOMS = {
     "kvbelay.errors": Room((), ()),
     "kvbelay.core": Room(("kvbelay.errors",)),
     "kvbelay.net": Room(("kvbelay.errors",)),
-    "kvbelay.link": Room(("kvbelay.errors", "kvbelay.net")),
+    "kvbelay.link": Room(("kvbelay.core.repeats", "kvbelay.errors", "kvbelay.net")),
     "kvbelay.connectors": Room(("kvbelay.core", "kvbelay.errors", *PORT)),
     "kvbelay.connectors.stream": Room(("kvbelay.core", "kvbelay.errors", "kvbelay.net", *PORT), ("msgspec", "xxhash")),
     "kvbelay.connectors.spans": Room(("kvbelay.core", "kvbelay.errors"), ("xxhash",)),
@@ -45,16 +45,20 @@ ROOMS = {
         ("kvbelay.core", "kvbelay.errors", "kvbelay.runtime"), ("msgspec", "numpy", "gguf", "tokenizers")
     ),
     "kvbelay.router": Room(
-        ("kvbelay.core.budget", "kvbelay.core.circuit", "kvbelay.errors"),
+        ("kvbelay.core.budget", "kvbelay.core.circuit", "kvbelay.core.repeats", "kvbelay.errors"),
         ("msgspec", "aiohttp", "multidict", "yarl", "prometheus_client"),
     ),
     "kvbelay.serve": Room(
-        ("kvbelay.core", "kvbelay.errors", "kvbelay.reference", "kvbelay.runtime"),
+        ("kvbelay.core", "kvbelay.errors", "kvbelay.observability", "kvbelay.reference", "kvbelay.runtime"),
         ("msgspec", "aiohttp", "prometheus_client"),
     ),
     "kvbelay.vllm": Room(
         ("kvbelay.core", "kvbelay.errors", "kvbelay.link", "kvbelay.net.endpoint"),
         ("msgspec", "vllm", "torch", "prometheus_client"),
+    ),
+    "kvbelay.observability": Room(
+        (*(f"kvbelay.core.{name}" for name in ("boundary", "circuit", "model", "repeats", "series")), "kvbelay.errors"),
+        ("msgspec", "prometheus_client"),
     ),
     "kvbelay.doctor": Room(("kvbelay.core.boundary", "kvbelay.core.model", "kvbelay.errors")),
     "kvbelay.cli": Room((ANY,), ("msgspec", "click", "rich", "matplotlib", "numpy", "tomli", "uvloop")),

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from engine import Engine, Spec
+from engine import Child, Engine, Spec
 from expect import DEADLINES, HOLDS, busy, prove, put_up
 from forks import Engines
 from prometheus_client import REGISTRY
 from scripts import STAGE, Fault, Load, Phantom, Save, Script
+
+from kvbelay.core.series import COUNTERS, GAUGES, GUARD, HISTOGRAMS, shown
 
 
 def value(series: str, **labels: str) -> float:
@@ -89,6 +91,22 @@ def slow_hook(engine: Engine) -> None:
     assert value("slow_hook_seconds_sum", child="x") >= 0.03 * asked
 
 
+def unavailable(engine: Engine) -> None:
+    """Child x is taken out, and y serves. All series are the table's."""
+    put_up(x=Script(offer=96), y=Script(offer=96))
+    engine.add("r", 0)
+    engine.finish()
+    engine.right()
+    busy(engine, lambda: value("child_unavailable", child="x") == 1)
+    assert value("child_unavailable", child="y") == 0
+    tables = {"counter": COUNTERS, "gauge": GAUGES, "histogram": HISTOGRAMS}
+    for kind, table in tables.items():
+        for name, spec in shown(table, GUARD):
+            metric = REGISTRY._names_to_collectors[f"kvbelay_{name}"]
+            labels = tuple(label for label in metric._labelnames if label not in {"model_name", "engine"})
+            assert (metric._type, labels) == (kind, spec.labels), name
+
+
 @pytest.mark.parametrize(
     ("case", "belay"),
     [
@@ -101,3 +119,10 @@ def slow_hook(engine: Engine) -> None:
 def test_series(standing: Engines, case: Any, belay: dict[str, Any]) -> None:
     """What the series say is what happened."""
     prove(standing, "guard", case, HOLDS, Spec(stats=True, belay=belay), fresh=True)
+
+
+def test_unavailable(standing: Engines) -> None:
+    """A child that raises in a hook that it cannot do without is shown as unavailable."""
+    script = {"faults": [{"hook": "register_kv_caches", "raises": "no memory"}]}
+    children = (Child(name="x", script=script), Child(name="y"))
+    prove(standing, "guard", unavailable, HOLDS, Spec(children=children, stats=True), fresh=True)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
+import time
 from functools import partial
 from typing import Any
 
+from kvbelay.core.repeats import Repeats
 from kvbelay.errors import ConfigError, KvbelayError
 from kvbelay.link.caller import Caller, State
 from kvbelay.link.events import Died, Event, Source, Told, this_host
@@ -56,6 +58,7 @@ class Links:
         host = self._host if config.advertise is None else ""
         self._hello = Hello(VERSION, clipped(engine, MAX_NAME), secrets.randbits(63), str(address), host)
         self._log = log
+        self._repeats = Repeats()
         self._heard: dict[tuple[object, ...], Event] = {}
         self._hearing = threading.Lock()
         self._callers: dict[Source, Caller] = {}
@@ -164,7 +167,10 @@ class Links:
         try:
             line = answered(link, self._trust, self._hello, self._closed, admit=partial(self._clients.know, link))
         except (KvbelayError, OSError) as exc:
-            self._log.info("kvbelay: a link ends before it has begun: %s", exc)
+            with self._hearing:  # anybody can connect, as often as he likes
+                more = self._repeats.passes("begun", time.monotonic())
+            if more is not None:
+                self._log.info("kvbelay: a link ends before it has begun: %s%s", exc, more)
             return
         if line is not None:
             Served(

@@ -11,11 +11,12 @@ import msgspec
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from kvbelay.core.repeats import Repeats
 from kvbelay.errors import KvbelayError, ProtocolViolation
 from kvbelay.router import body as bodies
 from kvbelay.router.answers import ClientSlow, ask_headers, cut, problem, request_id, send
 from kvbelay.router.metrics import Metrics
-from kvbelay.router.outcome import Path, Result
+from kvbelay.router.outcome import Failed, Path, Result
 from kvbelay.router.peers import Fleet, Role
 from kvbelay.router.proxy import Journey
 from kvbelay.router.watch import Watch
@@ -26,6 +27,8 @@ HEADERS = 100
 """Most headers of a request."""
 QUIET = frozenset({Result.PLAIN, Result.DIRECT})
 """What is not worth a line."""
+LINES = 100
+"""Requests that are written to the log in a minute, of those that failed alike."""
 INVALID = "invalid_request_error"
 
 
@@ -51,6 +54,7 @@ class App:
         self._session = session
         self._metrics = metrics
         self._open = 0
+        self._repeats = Repeats(LINES)
         self.ending = False
 
     def application(self) -> web.Application:
@@ -140,17 +144,22 @@ class App:
         if result in QUIET or (result is Result.REJECTED and not path.failures):
             return
         level = logging.INFO if result in {Result.GONE, Result.REJECTED} else logging.WARNING
+        first = path.failures[0] if path.failures else Failed("")
+        more = self._repeats.passes((result, first.role, first.peer, first.kind), time.monotonic())
+        if more is None:
+            return
         gone = "the client closed the connection" if result is Result.GONE else "unknown"
         log.log(
             level,
-            'request=%s result=%s endpoint=%s path="%s" tokens=%d took_s=%.3f first_cause="%s"',
+            'request=%s result=%s endpoint=%s path="%s" tokens=%d took_s=%.3f first_cause=%s%s',
             path.request,
             result.value,
             path.endpoint,
             path.header(),
             path.tokens,
             path.took_s,
-            path.first_cause() or gone,
+            msgspec.json.encode(path.first_cause() or gone).decode(),
+            more,
         )
 
     async def _health(self, _request: web.Request) -> web.Response:

@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import logging
 import signal
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import aiohttp
 from aiohttp import web
 
+from kvbelay.core.repeats import Repeats
 from kvbelay.errors import ConfigError
 from kvbelay.router.app import HEADERS, App, log
 from kvbelay.router.config import Config
@@ -30,15 +32,24 @@ Load = Callable[[], Config]
 
 
 class Quiet(logging.Filter):
-    """Keeps bytes of requests out of the log: an error of the HTTP parser quotes what it could not read."""
+    """Keeps bytes of requests out of the log: an error of the HTTP parser quotes what it could not read. Whoever sends
+    many of them gets few lines.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._repeats = Repeats()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Keep the record; of a parser's error only its kind."""
+        """Keep the record; of a parser's error only its kind, and of one kind the first ones."""
         exc = record.exc_info[1] if record.exc_info else None
-        if isinstance(exc, aiohttp.http_exceptions.HttpProcessingError | web.HTTPException):
-            record.msg, record.args = "a request that is no HTTP: %s", (type(exc).__name__,)
-            record.exc_info = record.exc_text = None
-        return True
+        if not isinstance(exc, aiohttp.http_exceptions.HttpProcessingError | web.HTTPException):
+            return True
+        kind = type(exc).__name__
+        more = self._repeats.passes(kind, time.monotonic())
+        record.msg, record.args = "a request that is no HTTP: %s%s", (kind, more)
+        record.exc_info = record.exc_text = None
+        return more is not None
 
 
 class Router:

@@ -110,7 +110,7 @@ class Desk:
 
     async def open(self, _app: web.Application) -> AsyncIterator[None]:
         """Compute and transfer while the application runs."""
-        transfer = Transfer(self._settings, self._cache, self._scheduler.freed)
+        transfer = Transfer(self._settings, self._cache, self._scheduler.freed, self._counts.layer)
         self._scheduler.start(transfer)
         yield
         await asyncio.to_thread(self._scheduler.close)

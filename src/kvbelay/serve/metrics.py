@@ -9,16 +9,20 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
+from kvbelay.observability.prometheus import Metrics as Layer
+
 
 class Metrics:
     """One server's series, in a registry of their own."""
 
     def __init__(self) -> None:
-        self._registry = registry = CollectorRegistry()
+        self.registry = registry = CollectorRegistry()
 
         def counter(name: str, says: str, *labels: str) -> Counter:
             return Counter(name, says, labels, registry=registry)
 
+        self.layer = Layer(registry)
+        """For the server's `Belay`."""
         self.ended = counter("kvbelay_serve_requests", "Requests that ended, by how", "end")
         self.transfers = counter("kvbelay_serve_transfers", "Fetches and offers of KV, by result", "side", "result")
         self.brought = counter("kvbelay_serve_brought_tokens", "Tokens of prompts whose KV a transfer brought")
@@ -27,8 +31,8 @@ class Metrics:
 
     def watch(self, name: str, says: str, value: Callable[[], float]) -> None:
         """A gauge that is read when it is asked for."""
-        Gauge(name, says, registry=self._registry).set_function(value)
+        Gauge(name, says, registry=self.registry).set_function(value)
 
     def text(self) -> bytes:
         """In Prometheus' text format."""
-        return generate_latest(self._registry)
+        return generate_latest(self.registry)

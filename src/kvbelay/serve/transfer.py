@@ -14,6 +14,9 @@ from kvbelay.core.model import Failure, Result, Side, Ticket
 from kvbelay.core.policy import Policy
 from kvbelay.core.wire import decode_tickets, encode_tickets
 from kvbelay.errors import ConfigError, ProtocolViolation
+from kvbelay.observability.lines import Lines
+from kvbelay.observability.prometheus import Metrics
+from kvbelay.observability.several import Several
 from kvbelay.reference import HeldBlocks, PagedCache
 from kvbelay.runtime.belay import Belay
 from kvbelay.runtime.config import ChildConfig, Config, open_belay
@@ -54,9 +57,11 @@ class Transfer:
         Where the KV stands.
     freed
         Called when blocks have become free that an earlier transfer held.
+    shown
+        Hears what becomes of the transfers; they stand in the log too.
     """
 
-    def __init__(self, settings: Settings, cache: PagedCache, freed: Callable[[], None]) -> None:
+    def __init__(self, settings: Settings, cache: PagedCache, freed: Callable[[], None], shown: Metrics) -> None:
         self.publishes = settings.publishes is not None
         self._name = settings.name
         self._sources = settings.sources
@@ -68,7 +73,9 @@ class Transfer:
             listens = {"listen": settings.publishes, "lease_s": LEASE_S}
             children.append(ChildConfig(settings.name, "stream", listens))
         config = Config(tuple(children), POLICY, THREADS)
-        self._belay: Belay = open_belay(config, cache.fingerprint(), source=settings.name, released=self._held.released)
+        hooks = {"released": self._held.released, "watch": Several(shown, Lines())}
+        self._belay: Belay = open_belay(config, cache.fingerprint(), source=settings.name, **hooks)
+        shown.show(self._belay)
         for state in self._belay.states():
             if state.status == Status.UNAVAILABLE.value and state.cause is not None:
                 self.close()

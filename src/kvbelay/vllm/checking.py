@@ -22,6 +22,7 @@ from kvbelay.vllm import host
 from kvbelay.vllm.case import Case
 from kvbelay.vllm.children import Guarded
 from kvbelay.vllm.host import Shape
+from kvbelay.vllm.lines import Lines
 from kvbelay.vllm.options import KEY, Verify
 from kvbelay.vllm.readings import Reading, Sums, difference, runs
 from kvbelay.vllm.series import Series
@@ -29,8 +30,6 @@ from kvbelay.vllm.series import Series
 ANSWER_S = 1.0
 """How long a load that is complete waits for the other engine's digests."""
 REMEDY = "set verify to 'off' for this child, or to 'prefer'"
-LOGGED = 20
-"""Loads that could not be compared and are logged; those after them are only counted."""
 
 log = host.logger(__name__)
 
@@ -71,7 +70,7 @@ class Checking:
         self._asking: dict[tuple[Source, str], dict[str, Case]] = {}
         self._loads: dict[str, list[_Load]] = {}
         """By request: the one in flight, and those before it whose blocks are still held."""
-        self._logged = 0
+        self._lines = Lines(log)
 
     def arrived(self, case: Case) -> None:
         """A request has come: whoever has offered it is asked what there is to know of the offer."""
@@ -261,9 +260,9 @@ class Checking:
 
     def _unverified(self, child: Guarded, request_id: str, why: str) -> None:
         self._series.count("verified_loads", child.name, "unknown")
-        if child.pulls and self._logged < LOGGED:
-            self._logged += 1
-            log.warning("kvbelay: the load of request %s by %s is not verified: %s", request_id, child.name, why)
+        if child.pulls:
+            text = "kvbelay: the load of request %s by %s is not verified: %s"
+            self._lines.warn(child.name, text, request_id, child.name, why)
 
     def _failed(self, load: _Load, error: errors.KvbelayError) -> list[Report]:
         failure = fail(error, Where(load.child.name, "verify", load.case.request.request_id, load.epoch))

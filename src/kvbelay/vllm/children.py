@@ -16,6 +16,7 @@ from kvbelay import errors
 from kvbelay.core.boundary import Where, call, fail, text_of, type_name
 from kvbelay.core.model import Failure
 from kvbelay.vllm import host
+from kvbelay.vllm.lines import Lines
 from kvbelay.vllm.options import KEY, ChildOptions, Role, child_options, name_children
 from kvbelay.vllm.series import Series
 
@@ -24,8 +25,6 @@ log = host.logger(__name__)
 T = TypeVar("T")
 TRUSTED = 2 / 3
 """The part of a lease on which a consumer may rely; by so much NIXL's heartbeats extend it, and the rest is theirs."""
-LOGGED = 20
-"""Failures of one child's hook that are logged; those after it are only counted."""
 SLOW_S = 1e-3
 """From here on a call of a hook counts as time that the child spends in the engine's step."""
 
@@ -52,7 +51,7 @@ class Guarded:
         self.spent_s = 0.0
         """Seconds inside its slow hooks since `take_spent`."""
         self._series = series
-        self._logged: dict[tuple[str, str], int] = {}
+        self._lines = Lines(log)
 
     def start(self, make: Callable[[], Any]) -> None:
         """Make the connector; what it raises makes the child unavailable."""
@@ -97,16 +96,13 @@ class Guarded:
         return failure
 
     def note(self, failure: Failure) -> None:
-        """Count a failure, and log the first ones."""
-        key = (failure.operation, failure.kind)
-        self._series.count("failures", self.name, *key)
-        self._logged[key] = self._logged.get(key, 0) + 1
-        if self._logged[key] <= LOGGED:
-            request = f" for request {failure.request}" if failure.request else ""
-            after = f" (while handling it: {failure.handling})" if failure.handling else ""
-            log.warning(
-                "kvbelay: %s.%s failed%s: %s%s", failure.child, failure.operation, request, failure.detail, after
-            )
+        """Count a failure, and log it."""
+        kind = (failure.operation, failure.kind)
+        self._series.count("failures", self.name, *kind)
+        request = f" for request {failure.request}" if failure.request else ""
+        after = f" (while handling it: {failure.handling})" if failure.handling else ""
+        text = "kvbelay: %s.%s failed%s: %s%s"
+        self._lines.warn(kind, text, failure.child, failure.operation, request, failure.detail, after)
 
     def took(self, hook: str, seconds: float) -> None:
         """A call of a hook was slow."""

@@ -26,6 +26,7 @@ from kvbelay.vllm.heard import Heard
 from kvbelay.vllm.hooks import NAMES
 from kvbelay.vllm.leases import good_until
 from kvbelay.vllm.liaison import Liaison
+from kvbelay.vllm.lines import Lines
 from kvbelay.vllm.lookup import Lookup
 from kvbelay.vllm.metadata import AGGREGATE, GuardMetadata, GuardWorkerMetadata
 from kvbelay.vllm.options import NOW_S, GuardOptions
@@ -76,6 +77,7 @@ class Desk:
         self._ranks = ranks
         self._completions = Completions(self.cases, self.ledger, self.quarantine, self.recompute, self.outbox)
         self._heard = Heard(ranks)
+        self._lines = Lines(log)
         self._gauges = Gauges(series, self.staff, self.ledger, self._peers, self.quarantine)
         for child in children:
             self._enlist(child, child.cause)
@@ -352,8 +354,7 @@ class Desk:
         if outcome.result is Result.LOADED:
             self.recompute.spared(case)
         elif not case.finished:
-            cause = f"{first.child}: {first.kind}: {first.detail}" if first else "no child had it"
-            log.warning("kvbelay: load of request %s failed (%s); it goes on without", outcome.request, cause)
+            self._lines.lost(outcome)
 
     def _forget(self, request: str, side: Side) -> None:
         """Nothing is left of the request in this direction."""

@@ -15,6 +15,7 @@ from kvbelay.vllm.case import Case
 from kvbelay.vllm.checking import Checking
 from kvbelay.vllm.children import Guarded
 from kvbelay.vllm.host import Shape
+from kvbelay.vllm.lines import Lines
 from kvbelay.vllm.metadata import GuardWorkerMetadata
 from kvbelay.vllm.offering import Offering
 from kvbelay.vllm.options import GuardOptions, Verify
@@ -38,6 +39,7 @@ class Liaison:
             self.offering = Offering(self.links, shapes, ranks=ranks, verify=verify)
         self._series = series
         self._freed: list[Freed] = []
+        self._lines = Lines(log)
 
     def arrived(self, case: Case) -> None:
         """A request with parameters has come."""
@@ -77,9 +79,8 @@ class Liaison:
         for offer in freed:
             kind = offer.kind if hasattr(errors, offer.kind) else errors.PeerFailed.__name__
             self._series.count("failures", "", "remote load", kind)
-            log.warning(
-                "kvbelay: engine %s does not load request %s: %s: %s", offer.engine, offer.request, kind, offer.cause
-            )
+            text = "kvbelay: engine %s does not load request %s: %s: %s"
+            self._lines.warn(kind, text, offer.engine, offer.request, kind, offer.cause)
         return freed
 
     def learned(self, meta: GuardWorkerMetadata) -> None:

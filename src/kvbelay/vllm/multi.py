@@ -127,7 +127,7 @@ class MultiConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def failed_itself(self, failure: Failure) -> None:
         """A mistake of the guard's own: the engine goes on, and everybody should hear of it."""
-        self._series.count("failures", "", failure.operation, failure.kind)
+        self._series.count("failures", OURS, failure.operation, failure.kind)
         log.error("kvbelay: a mistake of its own in %s: %s; please report it", failure.operation, failure.detail)
 
     # The scheduler's side

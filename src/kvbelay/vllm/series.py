@@ -6,7 +6,9 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from kvbelay.core import series as table
 from kvbelay.core.model import Swallow
+from kvbelay.core.series import GUARD, shown
 
 Numbers = dict[str, dict[str, float]]
 """Series, then label values joined by "|", then the number."""
@@ -15,36 +17,9 @@ Values = dict[str, dict[str, list[float]]]
 KEPT = 256
 """Single values of one series and labels that are kept until they are collected; those beyond it are lost."""
 
-COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "outcomes": ("Transfers that ended, by how", ("side", "result", "child")),
-    "failures": ("Hooks and transfers of a child that failed", ("child", "operation", "kind")),
-    "swallowed": ("Completions that changed nothing", ("child", "reason")),
-    "verified_loads": (
-        "Loads by whether they are what the other engine offered: same, different, unknown, or refused",
-        ("child", "result"),
-    ),
-    "recomputed_tokens": ("Tokens computed again because a load failed", ()),
-}
-"""Series that only grow: what they count, and their labels."""
-GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
-    "quarantined_blocks": ("Blocks held back because somebody may still touch them", ()),
-    "peers_open": ("Engines of which a P/D child is left alone, or probed", ("child",)),
-    "circuit_open": ("1 while a child is left alone, 0.5 while it is probed", ("child",)),
-}
-"""Series that show a state."""
-HISTOGRAMS: dict[str, tuple[str, tuple[str, ...], tuple[float, ...]]] = {
-    "slow_hook_seconds": (
-        "Calls of a child's hooks that took more than a millisecond of the engine's step",
-        ("child", "hook"),
-        (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0),
-    ),
-    "decision_seconds": (
-        "From the start of a transfer to its outcome",
-        ("side",),
-        (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0),
-    ),
-}
-"""Series of single values: what they are, their labels, and the buckets in seconds."""
+COUNTERS = dict(shown(table.COUNTERS, GUARD))
+GAUGES = dict(shown(table.GAUGES, GUARD))
+HISTOGRAMS = dict(shown(table.HISTOGRAMS, GUARD))
 
 
 class Series:

@@ -10,6 +10,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorProm
 
 from kvbelay.core.boundary import Where, call
 from kvbelay.core.model import Failure
+from kvbelay.core.series import Spec
 from kvbelay.vllm import host
 from kvbelay.vllm.children import child_class, child_config, configured
 from kvbelay.vllm.series import COUNTERS, GAUGES, HISTOGRAMS, add, summary
@@ -106,15 +107,13 @@ class GuardPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
             elif metrics is not None:
                 self._children[child.name] = metrics
 
-        def make(kind: Any, name: str, text: str, labels: tuple[str, ...], **more: Any) -> Any:
-            name = f"kvbelay_{name}"
-            return metric_types[kind](name=name, documentation=text, labelnames=[*labelnames, *labels], **more)
+        def make(kind: Any, name: str, spec: Spec) -> Any:
+            more = {"buckets": spec.buckets} if spec.buckets else {}
+            name, labels = f"kvbelay_{name}", [*labelnames, *spec.labels]
+            return metric_types[kind](name=name, documentation=spec.says, labelnames=labels, **more)
 
-        self._series = {
-            **{name: make(Counter, name, *what) for name, what in COUNTERS.items()},
-            **{name: make(Gauge, name, *what) for name, what in GAUGES.items()},
-            **{name: make(Histogram, name, *what[:2], buckets=what[2]) for name, what in HISTOGRAMS.items()},
-        }
+        tables = ((Counter, COUNTERS), (Gauge, GAUGES), (Histogram, HISTOGRAMS))
+        self._series = {name: make(kind, name, spec) for kind, table in tables for name, spec in table.items()}
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         """Take one step's statistics. Nothing in them is fatal."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 
 from kvbelay.connectors.stream.frames import (
@@ -24,6 +25,7 @@ from kvbelay.connectors.stream.frames import (
 )
 from kvbelay.connectors.stream.near import WORDS, places
 from kvbelay.connectors.stream.shelf import Entry, Shelf
+from kvbelay.core.repeats import Repeats
 from kvbelay.errors import (
     DeadlineExceeded,
     FingerprintMismatch,
@@ -89,6 +91,8 @@ class Server:
         self._clients = clients
         self._patience_s = patience_s
         self._pace = pace
+        self._repeats = Repeats()
+        self._saying = threading.Lock()
         self._door = Door(listener, trust, clients, self._serve, child=child)
 
     def close(self) -> None:
@@ -105,12 +109,19 @@ class Server:
                 self._clients.wake(link)
                 self._answer(link, link.receive(REQUEST, self._limit()))
         except DeadlineExceeded as exc:
-            _log.info("connector %r cuts off a connection: %s", self._child, exc)
+            self._say("connector %r cuts off a connection: %s%s", exc)
             link.abort()
         except PeerLost:
             pass  # its readers come back by themselves
         except KvbelayError as exc:
-            _log.info("connector %r ends a connection: %s", self._child, exc)
+            self._say("connector %r ends a connection: %s%s", exc)
+
+    def _say(self, text: str, why: KvbelayError) -> None:
+        """Anybody can connect, as often as he likes."""
+        with self._saying:
+            more = self._repeats.passes(text, time.monotonic())
+        if more is not None:
+            _log.info(text, self._child, why, more)
 
     def _greet(self, link: Link) -> bool:
         """Whether it may stay; all of it within the patience, however the time is spent."""

@@ -1,0 +1,1 @@
+"""Sinks for what the layer tells its ``watch`` hook, one a file."""
