@@ -198,9 +198,9 @@ def bench_verify(*, check: bool, json_path: Path | None, seed: int, model: str |
     _require_writable(json_path)
     if loads and model is None:
         raise ConfigError("loads need servers, and no model was named", field="--loads", remedy="name one with --model")
+    measured = verify.measure(seed, model, loads, _note)
     if model is None:
         _note("only digests: a pair of engines is measured with --model, of a folder or a name of the hub")
-    measured = verify.measure(seed, model, loads, _note)
     record = Record("verify", seed, machine, time.monotonic() - began, measured, verify.bars(measured))
     report(record, verify.tables(measured), json_path, check=check)
 
