@@ -36,7 +36,7 @@ def test_a_healthy_pair_and_then_a_killed_prefill_side(trio: Trio, tmp_path: Pat
     servers = [trio.prefill, trio.decode]
     marks = [server.mark() for server in servers]
     trio.shake_hands(18)  # prompts that no other test takes, or it would find them in the decode side's cache
-    for number in (19, 26, 27):
+    for number in (19, 35):
         trio.right(number, decode(trio.decode, number, prefill(trio.prefill, number)))
     assert check_logs(logs(servers, marks, tmp_path), note=lambda _: None) == []
 
@@ -49,9 +49,9 @@ def test_a_healthy_pair_and_then_a_killed_prefill_side(trio: Trio, tmp_path: Pat
     assert {found.check for found in told(check_configs([config, config]))} == {"config.deprecated"}, "kv_both alone"
 
     marks = [server.mark() for server in servers]
-    params = prefill(trio.prefill, 34)
+    params = prefill(trio.prefill, 39)
     trio.prefill.kill()
-    trio.right(34, decode(trio.decode, 34, params))
+    trio.right(39, decode(trio.decode, 39, params))
     until(lambda: trio.decode.said("kvbelay: load of request", marks[1]), "the guard has told it", SETTLE_S)
     first, *others = check_logs(logs(servers, marks, tmp_path), note=lambda _: None)
     assert (first.check, first.level) == ("log.nixl-peer-lost", Level.CAUSE)
