@@ -155,4 +155,14 @@ def test_the_end_is_told_once() -> None:
     rig.checking.forget("r")
     rig.checking.over(rig.case)
     rig.checking.over(rig.case)
-    assert rig.links.ends[0] == ("o", "Cancelled")
+    assert rig.links.ends == [("o", "Cancelled")]
+
+
+def test_sums_of_ranks_that_disagree() -> None:
+    """Sums merge where the host merges the ranks' metadata, which must not raise: what does not fit is unverified."""
+    mine = Sums(1, ((1, 2),), ("form",))
+    for other in (Sums(1, ((1, 2, 3),), ("form",)), Sums(1, (), ("form",)), Sums(1, ((1, 2),), ("other",))):
+        both = mine.plus(other)
+        assert both.unverified
+        assert (both.ranks, both.groups) == (2, ())
+    assert mine.plus(Sums(1, (((1 << 64) - 1, 3),), ("form",))).groups == ((0, 5),)

@@ -191,11 +191,13 @@ class Checking:
         if case.source is None or self._links is None or self._loads.get(request_id):
             return
         key = (case.source, case.remote)
-        asking = self._asking.get(key, {})
+        asking = self._asking.get(key)
+        if asking is None:
+            return
         asking.pop(request_id, None)
         if asking:
             return
-        self._asking.pop(key, None)
+        del self._asking[key]
         kind = cause = ""
         if case.failures:
             kind, cause = case.failures[0].kind, case.failures[0].detail

@@ -27,8 +27,10 @@ WINDOWS = {
 }
 """Kinds of KV cache groups that keep the last blocks alone, and where they say how many tokens."""
 LEASES = {"NixlConnector": 30.0, "NixlPullConnector": 30.0}
-"""Connectors of vLLM that let a consumer read what they offered, and their default for ``kv_lease_duration``."""
-"""NIXL's consumers keep a lease alive with heartbeats from when a request comes; so only its end is known for sure."""
+"""Connectors of vLLM that let a consumer read what they offered, and their default for ``kv_lease_duration``.
+
+NIXL's consumers keep a lease alive with heartbeats from when a request comes, so only its end is known for sure.
+"""
 PULLING = frozenset({"MoRIIOConnector", "MooncakeConnector", "NixlConnector", "NixlPullConnector", "NixlPushConnector"})
 """Connectors of vLLM that are for P/D, and no caches."""
 PUSHED = frozenset({"MooncakeConnector", "NixlPushConnector"})

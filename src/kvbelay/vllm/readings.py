@@ -8,11 +8,11 @@ import msgspec
 
 from kvbelay import errors
 from kvbelay.link.messages import Offer, unpacked
+from kvbelay.vllm.digest import combine
 from kvbelay.vllm.host import NULL, Shape
 
 OFFERED = 0
 """Epoch of a reading of what this engine offers; those of loads bear their attempt's."""
-MASK = (1 << 64) - 1
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -45,14 +45,15 @@ class Sums(msgspec.Struct, frozen=True):
     """Why there are none."""
 
     def plus(self, other: Sums) -> Sums:
-        """Both in one."""
+        """Both in one; whatever the ranks say, it does not raise."""
         unverified = self.unverified or other.unverified
         if not unverified and self.forms != other.forms:
             unverified = "the ranks hold KV of different forms"
+        if not unverified and [*map(len, self.groups)] != [*map(len, other.groups)]:
+            unverified = "the ranks have hashed different blocks"
         if unverified:
             return Sums(self.ranks + other.ranks, unverified=unverified)
-        pairs = zip(self.groups, other.groups, strict=True)
-        groups = tuple(tuple((a + b) & MASK for a, b in zip(mine, theirs, strict=True)) for mine, theirs in pairs)
+        groups = tuple(tuple(combine(shares)) for shares in zip(self.groups, other.groups, strict=True))
         return Sums(self.ranks + other.ranks, groups, self.forms)
 
 
