@@ -139,11 +139,13 @@ def test_healthy_loads(model: str, good: bool) -> None:
 def test_times() -> None:
     """Both pairs are measured equally often, on the same prompts, and all loads of the one were verified."""
     count, dice = Judged(), Random(1)
+    said: list[str] = []
     with standing("same", linked=False) as off, standing("same", linked=True) as on:
         off.freeze()
         on.freeze()
-        rows = latency.first_tokens(off, on, dice, count)
-        steps = latency.steps(off, on, dice, count)
+        rows = latency.first_tokens(off, on, dice, count, said.append)
+        steps = latency.steps(off, on, dice, count, said.append)
+    assert [words.rpartition(", ")[2] for words in said] == 2 * ["to warm up", "round 1 of 2", "round 2 of 2"]
     assert [row.tokens for row in rows] == list(latency.LENGTHS)
     assert all(len(row.on_s) == len(row.off_s) == 2 and min(row.on_s + row.off_s) > 0 for row in rows)
     assert len(steps.on_s) == len(steps.off_s) == 2

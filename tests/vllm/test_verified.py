@@ -437,17 +437,28 @@ def test_what_nobody_loads_is_not_kept(standing: Engines, how: str) -> None:
     prove(standing, "guard", given_up, HOLDS, spec(), how=how)
 
 
+OURS: dict[str, Any] = {
+    "version": 1,
+    "endpoint": "tcp://127.0.0.1:1",
+    "incarnation": 1,
+    "host": "",
+    "process": "",
+    "request": "r",
+}
+
+
 @pytest.mark.parametrize(
     "params",
     [
         5,
         {"version": 1},
-        {"version": 1, "endpoint": 5, "incarnation": 1, "host": "", "request": "r"},
-        {"version": 1, "endpoint": "tcp://127.0.0.1:1", "incarnation": -1, "host": "", "request": "r"},
-        {"version": 1, "endpoint": "x" * 600, "incarnation": 1, "host": "", "request": "r"},
-        {"version": 1, "endpoint": "unix:///run/secret.sock", "incarnation": 1, "host": "", "request": "r"},
-        {"version": 1, "endpoint": "tcp://203.0.113.7:80", "incarnation": 1, "host": "", "request": "r"},
-        {"version": 99, "endpoint": "tcp://127.0.0.1:1", "incarnation": 1, "host": "", "request": "r"},
+        OURS | {"endpoint": 5},
+        OURS | {"incarnation": -1},
+        OURS | {"endpoint": "x" * 600},
+        OURS | {"process": 5},
+        OURS | {"endpoint": "unix:///run/secret.sock"},
+        OURS | {"endpoint": "tcp://203.0.113.7:80"},
+        OURS | {"version": 99},
     ],
 )
 def test_what_a_client_may_write(params: Any) -> None:

@@ -19,6 +19,9 @@ import httpx
 from children import Child
 from serving import forks, serve
 
+from kvbelay.cli.up.cores import spread
+from kvbelay.cli.up.engines import ALONE
+
 BLOCK = 32
 """Tokens in a block."""
 START_S = 120.0
@@ -79,7 +82,7 @@ class Server:
         """Start it, without waiting until it serves."""
         arguments = ["--model", str(self.model), "--served-model-name", "m", "--enforce-eager", "--dtype", "float32"]
         arguments += ["--host", "127.0.0.1", "--port", str(self.port), "--disable-uvicorn-access-log"]
-        arguments += ["--block-size", str(BLOCK), "--max-model-len", "512", "--max-num-seqs", "32"]
+        arguments += ["--block-size", str(BLOCK), "--max-model-len", "512", "--max-num-seqs", "32", *ALONE]
         if self._children:
             arguments += ["--kv-transfer-config", json.dumps(self._transfer_config())]
         if self.blocks is not None:
@@ -108,6 +111,8 @@ class Server:
             self.kill()  # or the next test would take it for one that serves
             msg = f"{late}:\n{tail}"
             raise TimeoutError(msg) from None
+        if self._process is not None and self._process.pid is not None:
+            spread(self._process.pid)
 
     def kill(self) -> None:
         """End all its processes at once, as a machine's death does."""
@@ -188,6 +193,7 @@ class Server:
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # see ALONE
             "VLLM_HOST_IP": "127.0.0.1",
             "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
             "VLLM_NIXL_SIDE_CHANNEL_PORT": str(self.side_port),

@@ -21,6 +21,9 @@ HASTY_S, MOST_HASTY = 1.0, 8
 pauses like one that cannot be reached: it lives, and hangs up.
 """
 
+LOOK_S = 0.01
+"""How often one is looked at, on the same host, of whom something is wanted."""
+
 
 class State(Enum):
     """Of a link."""
@@ -60,6 +63,7 @@ class Caller:
         self._unsaid: dict[str, Ended] = {}
         """What has ended while there was no connection."""
         self._line: Line | None = None
+        self._looked_at = 0.0
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._wake = threading.Event()
@@ -124,7 +128,7 @@ class Caller:
             met_at = None
             cause: Exception | str = ""
             try:
-                with calling(self._life.address, self._trust, self._hello, self._closed) as line:
+                with calling(self._life.address, self._trust, self._hello, self._closed, self._look) as line:
                     self._life.meet(line.peer)
                     met_at = time.monotonic()
                     self._serve(line)
@@ -167,6 +171,15 @@ class Caller:
             raise ProtocolViolation(msg)
         if isinstance(said, Offer | Gone) and said.request in self._wanted:
             self._tell(Told(self.source, said))
+
+    def _look(self) -> float | None:
+        if not self._wanted:
+            return None
+        now = time.monotonic()
+        if now - self._looked_at >= LOOK_S:
+            self._life.look()
+            self._looked_at = now
+        return LOOK_S
 
     def _stands(self, state: State, cause: str) -> None:
         with self._lock:

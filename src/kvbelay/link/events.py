@@ -16,6 +16,8 @@ class Source(NamedTuple):
     incarnation: int
     host: str = ""
     """`this_host` of the engine; empty: unknown, or others call it elsewhere than where it listens."""
+    process: str = ""
+    """`processes.name_of` the engine's process; empty: unknown."""
 
 
 class Told(NamedTuple):
@@ -26,7 +28,9 @@ class Told(NamedTuple):
 
 
 class Died(NamedTuple):
-    """The source is dead: nobody listens at its endpoint any more, or another incarnation does (see `life`)."""
+    """The source is dead: its process has ended, nobody listens at its endpoint any more, or another incarnation does
+    (see `life`).
+    """
 
     source: Source
     cause: str

@@ -6,7 +6,8 @@ import threading
 
 from kvbelay.errors import ConfigError, KvbelayError, PeerLost, PeerRestarted
 from kvbelay.link.line import calling
-from kvbelay.link.messages import MAX_NAME, Hello
+from kvbelay.link.messages import MAX_NAME, Hello, Process
+from kvbelay.link.processes import is_ending
 from kvbelay.net.auth import Trust
 from kvbelay.net.endpoint import dialled
 from kvbelay.net.sockets import Address
@@ -15,6 +16,10 @@ PROBES, PROBE_S = 20, 0.005
 """How often, and with which pause, one is called again whose connection has just ended: a process that dies ends its
 connections before it stops to listen, or the other way round.
 """
+
+
+class _Ended(Exception):
+    """Of the process itself."""
 
 
 class Life:
@@ -33,6 +38,8 @@ class Life:
         self.address = address
         self.known = near
         """Whether a refusal is its own host's."""
+        self.process: Process | None = None
+        """Whose end is its death."""
         self._incarnation = incarnation
 
     def meet(self, peer: Hello) -> None:
@@ -42,11 +49,19 @@ class Life:
             raise PeerRestarted(msg)
         self.known = True
 
+    def look(self) -> None:
+        """Raises `PeerLost` if its process is at its end: a connection may say so only much later."""
+        if self.process is not None and is_ending(self.process):
+            msg = f"its process {self.process.pid} has ended"
+            raise PeerLost(msg) from _Ended()
+
     def ended(self, exc: Exception) -> bool:
         """Whether what a call of it raised proves its death."""
         if isinstance(exc, PeerRestarted):
             return self.known or not self.address.local  # each host has a loopback of its own
-        return self.known and isinstance(exc, PeerLost) and isinstance(exc.__cause__, ConnectionRefusedError)
+        if not isinstance(exc, PeerLost):
+            return False
+        return isinstance(exc.__cause__, _Ended) or (self.known and isinstance(exc.__cause__, ConnectionRefusedError))
 
 
 def life_of(endpoint: str, incarnation: int, host: str, *, ours: str, trust: Trust) -> Life:

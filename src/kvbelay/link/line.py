@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from typing import TypeAlias
 
 from kvbelay.errors import Closed, DeadlineExceeded, UnknownShape
 from kvbelay.link.messages import HELLO, SAID, VERSION, WELCOME, Hello, Said
@@ -21,17 +22,26 @@ PATIENCE_S = 2.0
 MOST_WAITING = 65_536
 """Messages that wait to be sent. One more ends the connection: its peer is alive, and takes next to nothing."""
 
+Look: TypeAlias = Callable[[], float | None]
+"""Raises where the peer is seen to be at its end; returns after how many seconds to look again, None: need not be."""
+
+
+def unseen() -> None:
+    """The peer cannot be looked at."""
+
 
 class Line:
     """``peer`` is the other engine. `run`, `flush` and `close` belong to one thread; everything else is safe from any.
 
-    ``closed`` ends what waits for the peer; `hang_up` ends the rest.
+    ``closed`` ends what waits for the peer; `hang_up` ends the rest. ``look`` is called while the peer is waited for,
+    and ends that by raising something.
     """
 
-    def __init__(self, link: Link, peer: Hello, closed: threading.Event) -> None:
+    def __init__(self, link: Link, peer: Hello, closed: threading.Event, look: Look) -> None:
         self.peer = peer
         self._link = link
         self._closed = closed
+        self._look = look
         self._outbox: deque[Said] = deque()
         self._lock = threading.Lock()
         self._open = True
@@ -53,7 +63,7 @@ class Line:
         carried as much as it should.
         """
         while not self._link.spent:
-            if self._link.wait(None, or_on=self._wake):
+            if self._link.wait(self._look(), or_on=self._wake):
                 take(self._link.receive(SAID, self._ask()))
             self._send_next()  # in turn, so that two sides with much to say do not wait for each other
 
@@ -85,15 +95,17 @@ class Line:
         return True
 
     def _ask(self) -> Ask:
-        return patience(self._link.peer, self._closed)
+        return patience(self._link.peer, self._closed, self._look)
 
 
 @contextmanager
-def calling(address: Address, trust: Trust, hello: Hello, closed: threading.Event) -> Iterator[Line]:
+def calling(
+    address: Address, trust: Trust, hello: Hello, closed: threading.Event, look: Look = unseen
+) -> Iterator[Line]:
     """A line to whoever listens there, of this thread's own. Raises what tells why there is none, an `OSError` where
     this side has no descriptor to spare.
     """
-    ask = patience(str(address), closed)
+    ask = patience(str(address), closed, look)
     link = trust.dialled(dial(address, ask), address)
     with closing(link):
         trust.prove(link, hello, ask)
@@ -102,7 +114,7 @@ def calling(address: Address, trust: Trust, hello: Hello, closed: threading.Even
         if isinstance(answer, Refused):
             raise error_of(answer, link.peer)
         _require(link, answer)
-        with closing(Line(link, answer, closed)) as line:
+        with closing(Line(link, answer, closed, look)) as line:
             yield line
 
 
@@ -112,7 +124,7 @@ def answered(
     """Greet a peer that has called; None where `admit` has no place for it. Raises what tells why it cannot be talked
     to.
     """
-    ask = patience(link.peer, closed)
+    ask = patience(link.peer, closed, unseen)
     trust.admit(link, hello, ask)
     try:
         theirs = link.receive(HELLO, ask)
@@ -124,14 +136,15 @@ def answered(
         link.send(Refused("busy", "as many engines as it takes are linked with it"), ask)
         return None
     link.send(hello, ask)
-    return Line(link, theirs, closed)
+    return Line(link, theirs, closed, unseen)
 
 
-def patience(peer: str, closed: threading.Event) -> Ask:
-    """Raises when the peer has taken too long, or this side has closed."""
+def patience(peer: str, closed: threading.Event, look: Look) -> Ask:
+    """Raises when the peer has taken too long, or this side has closed, and what ``look`` raises."""
     ends_at = time.monotonic() + PATIENCE_S
 
     def ask() -> None:
+        look()
         if closed.is_set():
             raise Closed("this side ends its links")
         if time.monotonic() > ends_at:

@@ -17,6 +17,7 @@ from kvbelay.link.life import life_of
 from kvbelay.link.line import answered
 from kvbelay.link.messages import MAX_NAME, VERSION, Gone, Hello, clipped, sayable
 from kvbelay.link.offers import Offers
+from kvbelay.link.processes import name_of, process_of, this_process
 from kvbelay.link.served import Served
 from kvbelay.net.clients import Clients
 from kvbelay.net.door import Door
@@ -57,6 +58,7 @@ class Links:
         # Where others dial something else, a refusal does not say that nobody listens here.
         host = self._host if config.advertise is None else ""
         self._hello = Hello(VERSION, clipped(engine, MAX_NAME), secrets.randbits(63), str(address), host)
+        self._process = name_of(this_process())
         self._log = log
         self._repeats = Repeats()
         self._heard: dict[tuple[object, ...], Event] = {}
@@ -73,7 +75,7 @@ class Links:
     @property
     def source(self) -> Source:
         """What others need to call this engine."""
-        return Source(self._hello.endpoint, self._hello.incarnation, self._hello.host)
+        return Source(self._hello.endpoint, self._hello.incarnation, self._hello.host, self._process)
 
     def take(self) -> list[Event]:
         """What was heard since the last call; of what a source has said of a request, the last."""
@@ -122,6 +124,7 @@ class Links:
             return None
         try:
             life = life_of(source.endpoint, source.incarnation, source.host, ours=self._host, trust=self._trust)
+            life.process = process_of(source.process)
         except ConfigError as exc:
             self._warn(source, "kvbelay: an engine that has offered KV cannot be called: %s", exc)
             return None

@@ -293,9 +293,11 @@ def _named(params: Any) -> tuple[Source, str] | None:
     ours = params.get(KEY) if isinstance(params, Mapping) else None
     if not isinstance(ours, Mapping) or ours.get("version") != VERSION:
         return None
-    endpoint, incarnation, near, request = (ours.get(key) for key in ("endpoint", "incarnation", "host", "request"))
-    if type(incarnation) is not int or not all(type(text) is str for text in (endpoint, near, request)):
+    incarnation = ours.get("incarnation")
+    texts = [text for key in ("endpoint", "host", "process", "request") if isinstance(text := ours.get(key), str)]
+    if type(incarnation) is not int or not 0 <= incarnation < 1 << 63:
         return None
-    if not 0 <= incarnation < 1 << 63 or max(len(endpoint), len(near), len(request)) > MAX_NAME:  # type: ignore[arg-type]
+    if len(texts) < 4 or max(map(len, texts)) > MAX_NAME:  # noqa: PLR2004  # all of them
         return None
-    return Source(endpoint, incarnation, near), request  # type: ignore[arg-type, return-value]
+    endpoint, host, process, request = texts
+    return Source(endpoint, incarnation, host, process), request

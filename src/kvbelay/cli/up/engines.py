@@ -31,10 +31,18 @@ ENVIRONMENT = {
 ON_CPU = {
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # or the CPU build takes no executor without worker processes
     "UCX_NET_DEVICES": "lo",
     "UCX_TLS": "tcp",
 }
 """What vLLM and NIXL need where several servers share a machine's cores; the user's own environment counts more."""
+
+ALONE = ("--distributed-executor-backend", "uni")
+"""No worker process beside an engine: the two would wait for each other by spinning, and other engines' threads on the
+same cores would get nowhere; transfers of 10 MB were seen to take 40 s.
+"""
+OF_WORKERS = {"-tp", "--tensor-parallel-size", "-pp", "--pipeline-parallel-size", ALONE[0]}
+"""Arguments which say that there are worker processes."""
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -114,27 +122,43 @@ def vllm(choice: Choice, names: Mapping[str, Sequence[str]], arguments: Sequence
     # Not the command "vllm serve": with the CPU build it ends, for it looks for a package of the name "vllm".
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", choice.model, "--host", HOST]
     command += ["--disable-uvicorn-access-log"]  # the router's probes would fill the log
-    command += ["--kv-transfer-config", json.dumps(guarded), *arguments]
-    return [
-        Server(name, port, [*command, "--port", str(port)], _surroundings(index, len(every), next(ports)))
-        for index, name in enumerate(every)
-        for port in [next(ports)]
-    ]
+    command += ["--kv-transfer-config", json.dumps(guarded)]
+    on_cpu = _on_cpu()
+    if on_cpu and OF_WORKERS.isdisjoint(argument.partition("=")[0] for argument in arguments):
+        command += ALONE
+    command += arguments
+    surroundings = [_on_cpus() for _ in every] if on_cpu else _on_gpus(len(every))
+    servers = []
+    for name, own in zip(every, surroundings, strict=True):
+        port = next(ports)
+        own |= {"VLLM_NIXL_SIDE_CHANNEL_HOST": HOST, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(next(ports))}
+        own["PYTHONSAFEPATH"] = "1"
+        servers.append(Server(name, port, [*command, "--port", str(port)], own, spread=on_cpu))
+    return servers
 
 
-def _surroundings(index: int, servers: int, side_port: int) -> dict[str, str]:
-    """The environment of one vLLM server of so many."""
-    own = {"VLLM_NIXL_SIDE_CHANNEL_HOST": HOST, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(side_port), "PYTHONSAFEPATH": "1"}
-    if any("cpu" in (_installed(name) or "") + name for name in ("vllm", "vllm-cpu") if _installed(name)):
-        return {**ON_CPU, "VLLM_HOST_IP": HOST} | {key: os.environ[key] for key in ON_CPU if key in os.environ} | own
+def _on_cpu() -> bool:
+    """Whether the vLLM that is installed here computes on CPUs."""
+    return any("cpu" in version + name for name in ("vllm", "vllm-cpu") if (version := _installed(name)))
+
+
+def _on_cpus() -> dict[str, str]:
+    """The environment of a server that shares the cores with others."""
+    return {**ON_CPU, "VLLM_HOST_IP": HOST} | {key: os.environ[key] for key in ON_CPU if key in os.environ}
+
+
+def _on_gpus(servers: int) -> list[dict[str, str]]:
+    """The environments of so many servers: the GPUs are shared out."""
     devices = _devices()
     if devices and len(devices) < servers:
         msg = f"{servers} servers cannot share {len(devices)} GPUs"
         raise ConfigError(msg, field="--prefill", remedy="start fewer of them")
     share = len(devices) // servers
-    if share:
-        own["CUDA_VISIBLE_DEVICES"] = ",".join(devices[index * share : (index + 1) * share])
-    return own
+    if not share:
+        return [{} for _ in range(servers)]
+    return [
+        {"CUDA_VISIBLE_DEVICES": ",".join(devices[index * share : (index + 1) * share])} for index in range(servers)
+    ]
 
 
 def _devices() -> list[str]:

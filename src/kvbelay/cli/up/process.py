@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from kvbelay.cli.up.cores import spread
 from kvbelay.cli.up.ports import HOST
 from kvbelay.cli.up.warden import Warden, kill
 
@@ -38,6 +39,8 @@ class Server(msgspec.Struct, frozen=True):
     environment: Mapping[str, str] = {}
     ready: str = "/health"
     """The path that answers with 200 when it serves."""
+    spread: bool = False
+    """Whether none of its threads may keep to one core, for others share them."""
 
     @property
     def url(self) -> str:
@@ -71,11 +74,15 @@ class Process:
         connection = http.client.HTTPConnection(HOST, self.server.port, timeout=ASK_S)
         try:
             connection.request("GET", self.server.ready)
-            return connection.getresponse().status == http.client.OK
+            if connection.getresponse().status != http.client.OK:
+                return False
         except (OSError, http.client.HTTPException):
             return False
         finally:
             connection.close()
+        if self.server.spread:  # what keeps to a core chooses it while it starts
+            spread(self.pid)
+        return True
 
     def ended(self) -> str | None:
         """How it ended, and what its log says; None: it runs. What it has started goes with it."""

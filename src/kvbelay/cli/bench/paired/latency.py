@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from random import Random
 from statistics import median
@@ -30,26 +30,28 @@ def prompt_of(dice: Random, tokens: int) -> Prompt:
     return [dice.randrange(100, VOCABULARY) for _ in range(tokens)]
 
 
-def first_tokens(off: Pair, on: Pair, dice: Random, count: Judged) -> list[First]:
+def first_tokens(off: Pair, on: Pair, dice: Random, count: Judged, note: Callable[[str], None]) -> list[First]:
     """Both pairs stand frozen, and do so afterwards."""
     rows = [First(tokens) for tokens in LENGTHS]
     for index in range(ROUNDS + 1):
+        note(f"first tokens of both pairs in turn, {_round(index)}")
         prompts = {row.tokens: [prompt_of(dice, row.tokens) for _ in range(SAMPLES)] for row in rows}
         for pair in (off, on) if index % 2 else (on, off):
             with running(pair, len(rows) * SAMPLES, dice, count):
                 took = {
                     tokens: median(pair.first_token_s(prompt) for prompt in some) for tokens, some in prompts.items()
                 }
-            if index:  # the first round warms up
+            if index:
                 for row in rows:
                     (row.on_s if pair.linked else row.off_s).append(took[row.tokens])
     return rows
 
 
-def steps(off: Pair, on: Pair, dice: Random, count: Judged) -> Steps:
+def steps(off: Pair, on: Pair, dice: Random, count: Judged, note: Callable[[str], None]) -> Steps:
     """The same of a stream's steps while others' prompts are loaded."""
     row = Steps(LENGTHS[-1])
     for index in range(ROUNDS + 1):
+        note(f"steps of a stream while others' KV is loaded, {_round(index)}")
         prompts = [prompt_of(dice, row.tokens) for _ in range(LOADS)]
         for pair in (off, on) if index % 2 else (on, off):
             with running(pair, len(prompts), dice, count):
@@ -57,6 +59,10 @@ def steps(off: Pair, on: Pair, dice: Random, count: Judged) -> Steps:
             if index:
                 (row.on_s if pair.linked else row.off_s).append(gaps)
     return row
+
+
+def _round(index: int) -> str:
+    return f"round {index} of {ROUNDS}" if index else "to warm up"
 
 
 @contextmanager

@@ -44,10 +44,8 @@ def _times(model: str, dice: Random, note: Callable[[str], None]) -> Paired:
         note("two servers start, with verification")
         with standing(model, linked=True) as on:
             on.freeze()
-            note("first tokens of both pairs in turn")
-            measured.first = first_tokens(off, on, dice, measured.judged)
-            note("steps of a stream while others' KV is loaded")
-            measured.steps = steps(off, on, dice, measured.judged)
+            measured.first = first_tokens(off, on, dice, measured.judged, note)
+            measured.steps = steps(off, on, dice, measured.judged, note)
             on.thaw()
             measured.deaths = deaths(on, DEATHS, dice, note)
         off.thaw()

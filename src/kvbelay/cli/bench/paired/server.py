@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from kvbelay.cli.up.engines import ON_CPU
+from kvbelay.cli.up.engines import ALONE, ON_CPU
 from kvbelay.cli.up.ports import HOST, free_ports
 from kvbelay.cli.up.process import Process, words
 from kvbelay.cli.up.process import Server as Started
@@ -67,7 +67,7 @@ class Server:
         self, name: str, model: str, folder: Path, warden: Warden, *, linked: bool, caching: bool = True
     ) -> None:
         self.name = name
-        self._arguments = ["--model", model, "--served-model-name", "m", "--enforce-eager"]
+        self._arguments = ["--model", model, "--served-model-name", "m", "--enforce-eager", *ALONE]
         self._arguments += ["--block-size", str(BLOCK), "--max-model-len", str(LONGEST)]
         self._arguments += ["--host", HOST, "--disable-uvicorn-access-log"]
         self._arguments += ["--enable-prefix-caching" if caching else "--no-enable-prefix-caching"]
@@ -103,7 +103,8 @@ class Server:
         command += ["--port", str(self.port), "--kv-transfer-config", json.dumps(transfer)]
         own = {"VLLM_NIXL_SIDE_CHANNEL_HOST": HOST, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(side_port), "VLLM_HOST_IP": HOST}
         surroundings = ENVIRONMENT | {key: os.environ[key] for key in ENVIRONMENT if key in os.environ} | own
-        self._process = Process(Started(self.name, self.port, command, surroundings), self._log, self._warden)
+        started = Started(self.name, self.port, command, surroundings, spread=True)
+        self._process = Process(started, self._log, self._warden)
 
     def wait(self) -> None:
         """Wait until it serves. Raises `PeerLost` if it ends instead, with the end of its log."""
