@@ -43,6 +43,8 @@ def test_a_group_is_spread(group: int) -> None:
     untouched = affinities(group)
     spread(group)
     spread_out = affinities(group)
+    spread(group, {max(own)})
+    assert affinities(group) == [{max(own)}] * 3
     assert len(untouched) == len(spread_out) == 3
     assert all(cores == {min(own)} for cores in untouched)
     assert all(cores == own for cores in spread_out)

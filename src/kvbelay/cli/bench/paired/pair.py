@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -91,13 +92,21 @@ class Pair:
         return self.decode.metric("vllm:num_requests_kv_fetch_by_stage", stage="in_progress") > 0
 
 
+def _halves() -> tuple[list[int], list[int]]:
+    """Cores for either side: an idle NIXL agent takes one, and would take it from whichever side computes."""
+    cores = sorted(os.sched_getaffinity(0))
+    middle = len(cores) // 2
+    return (cores[:middle], cores[middle:]) if middle else (cores, cores)
+
+
 @contextlib.contextmanager
 def standing(model: str, *, linked: bool, caching: bool = True) -> Iterator[Pair]:
     """Both serve, and end with the context."""
     warden = Warden()
     with TemporaryDirectory(prefix="kvbelay-", ignore_cleanup_errors=True) as folder:
         sides = [
-            Server(side, model, Path(folder), warden, linked=linked, caching=caching) for side in ("prefill", "decode")
+            Server(side, model, Path(folder), warden, linked=linked, caching=caching, cores=cores)
+            for side, cores in zip(("prefill", "decode"), _halves(), strict=True)
         ]
         pair = Pair(sides[0], sides[1], linked=linked)
         try:

@@ -10,10 +10,11 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
+from kvbelay.cli.up.cores import spread
 from kvbelay.cli.up.engines import ALONE, ON_CPU
 from kvbelay.cli.up.ports import HOST, free_ports
 from kvbelay.cli.up.process import Process, words
@@ -61,10 +62,20 @@ class Server:
         Whether loads are verified, and the other side's death is heard.
     caching
         Whether prompts that begin alike share blocks.
+    cores
+        Where it runs.
     """
 
     def __init__(
-        self, name: str, model: str, folder: Path, warden: Warden, *, linked: bool, caching: bool = True
+        self,
+        name: str,
+        model: str,
+        folder: Path,
+        warden: Warden,
+        *,
+        linked: bool,
+        caching: bool = True,
+        cores: Collection[int] = (),
     ) -> None:
         self.name = name
         self._arguments = ["--model", model, "--served-model-name", "m", "--enforce-eager", *ALONE]
@@ -72,6 +83,7 @@ class Server:
         self._arguments += ["--host", HOST, "--disable-uvicorn-access-log"]
         self._arguments += ["--enable-prefix-caching" if caching else "--no-enable-prefix-caching"]
         self._options = LINKED if linked else {}
+        self._cores = cores
         self._log = folder / f"{name}.log"
         self._warden = warden
         self._process: Process | None = None
@@ -116,6 +128,7 @@ class Server:
             return self._process.serves()
 
         until(up, f"the {self.name} server serves", START_S, pause_s=0.2)
+        spread(self.group, self._cores)
 
     def kill(self) -> float:
         """End all its processes at once, as a machine's death does. Returns when they were told."""
