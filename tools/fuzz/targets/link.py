@@ -12,7 +12,7 @@ import msgspec
 from fuzz.target import Finding, Shape, Target
 from fuzz.targets.frames import framed
 from kvbelay.link.events import Event, Freed
-from kvbelay.link.line import Line
+from kvbelay.link.line import Line, unseen
 from kvbelay.link.messages import HELLO, SAID, VERSION, WELCOME, Ended, Gone, Hello, Offer, Want, packed
 from kvbelay.link.offers import Offers
 from kvbelay.link.served import Served
@@ -54,7 +54,7 @@ def _take_conversation(data: bytes) -> None:
         tune(theirs)
         theirs.sendall(data)
         theirs.shutdown(socket.SHUT_WR)
-        line = Line(Link(ours, "peer"), THEIRS, closed)
+        line = Line(Link(ours, "peer"), THEIRS, closed, unseen)
         Served(line, offers, hello=OURS, host="", trust=Trust(), closed=closed, tell=told.append, log=LOG).run()
     for event in told:
         if not isinstance(event, Freed) or event.request not in {"cmpl-1", "cmpl-2", "cmpl-3"}:
