@@ -7,7 +7,7 @@ import threading
 from kvbelay.errors import ConfigError, KvbelayError, PeerLost, PeerRestarted
 from kvbelay.link.line import calling
 from kvbelay.link.messages import MAX_NAME, Hello, Process
-from kvbelay.link.processes import is_ending
+from kvbelay.link.processes import is_ending, process_of
 from kvbelay.net.auth import Trust
 from kvbelay.net.endpoint import dialled
 from kvbelay.net.sockets import Address
@@ -32,14 +32,15 @@ class Life:
     near
         It shares this host's network: whoever is not there when it is called is dead. One that is elsewhere has to have
         answered once.
+    process
+        Whose end is its death; None: unknown.
     """
 
-    def __init__(self, address: Address, incarnation: int, *, near: bool) -> None:
+    def __init__(self, address: Address, incarnation: int, *, near: bool, process: Process | None = None) -> None:
         self.address = address
         self.known = near
         """Whether a refusal is its own host's."""
-        self.process: Process | None = None
-        """Whose end is its death."""
+        self._process = process
         self._incarnation = incarnation
 
     def meet(self, peer: Hello) -> None:
@@ -51,8 +52,8 @@ class Life:
 
     def look(self) -> None:
         """Raises `PeerLost` if its process is at its end: a connection may say so only much later."""
-        if self.process is not None and is_ending(self.process):
-            msg = f"its process {self.process.pid} has ended"
+        if self._process is not None and is_ending(self._process):
+            msg = f"its process {self._process.pid} has ended"
             raise PeerLost(msg) from _Ended()
 
     def ended(self, exc: Exception) -> bool:
@@ -64,8 +65,10 @@ class Life:
         return isinstance(exc.__cause__, _Ended) or (self.known and isinstance(exc.__cause__, ConnectionRefusedError))
 
 
-def life_of(endpoint: str, incarnation: int, host: str, *, ours: str, trust: Trust) -> Life:
-    """An engine that says where it listens, and on which host. Raises `ConfigError` where it cannot be called."""
+def life_of(endpoint: str, incarnation: int, host: str, process: str = "", *, ours: str, trust: Trust) -> Life:
+    """An engine that says where it listens, on which host, and as which process. Raises `ConfigError` where it cannot
+    be called.
+    """
     if len(endpoint) > MAX_NAME:
         msg = f"an address of {len(endpoint)} characters"
         raise ConfigError(msg, field="endpoint")
@@ -76,7 +79,7 @@ def life_of(endpoint: str, incarnation: int, host: str, *, ours: str, trust: Tru
     if address.local and host and ours and host != ours:
         msg = f"{address} is the loopback of another host"
         raise ConfigError(msg, field="endpoint", remedy="let the other engine listen where this host reaches it")
-    return Life(address, incarnation, near=bool(ours) and host == ours)
+    return Life(address, incarnation, near=bool(ours) and host == ours, process=process_of(process))
 
 
 def has_died(life: Life, trust: Trust, ours: Hello, closed: threading.Event, *, probes: int = PROBES) -> bool:

@@ -17,7 +17,7 @@ from kvbelay.link.life import life_of
 from kvbelay.link.line import answered
 from kvbelay.link.messages import MAX_NAME, VERSION, Gone, Hello, clipped, sayable
 from kvbelay.link.offers import Offers
-from kvbelay.link.processes import name_of, process_of, this_process
+from kvbelay.link.processes import name_of, this_process
 from kvbelay.link.served import Served
 from kvbelay.net.clients import Clients
 from kvbelay.net.door import Door
@@ -123,8 +123,7 @@ class Links:
         if self._closed.is_set():
             return None
         try:
-            life = life_of(source.endpoint, source.incarnation, source.host, ours=self._host, trust=self._trust)
-            life.process = process_of(source.process)
+            life = life_of(*source, ours=self._host, trust=self._trust)
         except ConfigError as exc:
             self._warn(source, "kvbelay: an engine that has offered KV cannot be called: %s", exc)
             return None

@@ -39,7 +39,7 @@ ON_CPU = {
 
 ALONE = ("--distributed-executor-backend", "uni")
 """No worker process beside an engine: the two would wait for each other by spinning, and other engines' threads on the
-same cores would get nowhere; transfers of 10 MB were seen to take 40 s.
+same cores, those that move KV, would hardly run.
 """
 OF_WORKERS = {"-tp", "--tensor-parallel-size", "-pp", "--pipeline-parallel-size", ALONE[0]}
 """Arguments which say that there are worker processes."""

@@ -115,8 +115,7 @@ class Server:
         command += ["--port", str(self.port), "--kv-transfer-config", json.dumps(transfer)]
         own = {"VLLM_NIXL_SIDE_CHANNEL_HOST": HOST, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(side_port), "VLLM_HOST_IP": HOST}
         surroundings = ENVIRONMENT | {key: os.environ[key] for key in ENVIRONMENT if key in os.environ} | own
-        started = Started(self.name, self.port, command, surroundings, spread=True)
-        self._process = Process(started, self._log, self._warden)
+        self._process = Process(Started(self.name, self.port, command, surroundings), self._log, self._warden)
 
     def wait(self) -> None:
         """Wait until it serves. Raises `PeerLost` if it ends instead, with the end of its log."""
