@@ -168,8 +168,9 @@ def _connect(sock: socket.socket, address: Address, ask: Callable[[], object]) -
             msg = f"cannot connect to {address}: {os.strerror(code)}"
             raise PeerLost(msg, remedy=remedy) from OSError(code, os.strerror(code))
         ask()
-    if address.port and sock.getsockname() == sock.getpeername():
-        # TCP connects a port to itself when nobody listens there and the system happens to choose it as ours.
+    if address.port and sock.getsockname()[:2] == address.target:
+        # TCP connects a port to itself when nobody listens there and the system happens to choose it as ours. The
+        # peer's name cannot be asked for: one that dies may have reset the connection by now.
         msg = f"cannot connect to {address}: nobody listens there"
         raise PeerLost(msg, remedy=remedy) from ConnectionRefusedError(errno.ECONNREFUSED, "connected to itself")
 
