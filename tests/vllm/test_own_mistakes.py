@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
@@ -10,8 +11,24 @@ from expect import DEADLINES, HOLDS, prove, put_up
 from forks import Engines
 from scripts import Save, Script
 
+from kvbelay.core.model import Failure
+from kvbelay.vllm.hooks import HOOKS, Rule
+from kvbelay.vllm.metadata import GuardMetadata
+from kvbelay.vllm.multi import MultiConnector
+
 SCHEDULER = ("arrived", "match", "allocated", "metadata", "update", "finished", "pending", "show")
-WORKER = ("bind", "start_load", "results", "invalid_blocks", "report", "clear", "show")
+WORKER = ("bind", "start_load", "read_offered", "results", "invalid_blocks", "report", "clear", "show")
+
+
+AT_THE_START = {
+    "bind_kv_cache_manager",
+    "get_finished_count",
+    "get_handshake_metadata",
+    "register_kv_caches",
+    "set_xfer_handshake_metadata",
+    "set_xfer_handshake_metadata_pp_aware",
+}
+"""Hooks of an engine that does not serve yet: there a mistake should be seen."""
 
 
 class Planted(Exception):
@@ -45,6 +62,37 @@ def goes_on(engine: Engine, side: str, name: str, times: int) -> dict[str, str |
     engine.finish()
     engine.right("r6", "r7", "r8")
     return dict(engine.ended)
+
+
+class _Raises:
+    """A side of the guard that is nothing but a mistake."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise Planted
+
+
+WRITTEN_OUT = [
+    hook.name
+    for hook in HOOKS
+    if hook.rule is Rule.OWN
+    and inspect.isfunction(vars(MultiConnector).get(hook.name))
+    and hook.name not in AT_THE_START
+]
+
+
+@pytest.mark.parametrize("name", WRITTEN_OUT)
+def test_no_hook_raises(name: str) -> None:
+    """Whatever it uses raises: it answers all the same, and the mistake is said."""
+    guard = object.__new__(MultiConnector)
+    said: list[Failure] = []
+    broken = dict.fromkeys(("desk", "post", "staff", "_side", "_kv_cache_config"), _Raises())
+    guard.__dict__.update(broken, failed_itself=said.append)
+    hook = getattr(MultiConnector, name)
+    wanted = [one for one in inspect.signature(hook).parameters.values() if one.kind is one.POSITIONAL_OR_KEYWORD]
+    hook(guard, *[GuardMetadata() for _ in wanted[1:]])
+    (failure,) = said
+    assert failure.operation.startswith(name)
+    assert Planted.__name__ in failure.detail
 
 
 @pytest.mark.parametrize("times", [1, 3])

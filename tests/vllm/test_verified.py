@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from kvbelay.link.caller import State
 from kvbelay.link.links import Links, told
 from kvbelay.link.processes import this_process
 from kvbelay.net.endpoint import Endpoint
+from kvbelay.vllm import checking, reader
 from kvbelay.vllm.checking import _named
 from kvbelay.vllm.options import guard_options
 
@@ -84,9 +86,16 @@ def let_go(engine: Engine) -> None:
     engine.run(lambda: engine.in_use() == 0, steps=4000, pause_s=0.0)
 
 
-def healthy(engine: Engine, count: int) -> None:
+def hash_in_a_thread(engine: Engine) -> None:
+    """As if whatever is hashed were much."""
+    reader.AT_ONCE_NBYTES = engine.worker.post._reader._left_nbytes = -1
+
+
+def healthy(engine: Engine, count: int, threaded: bool) -> None:
     """What was offered is loaded, and found to be it."""
     scripts()
+    if threaded:
+        hash_in_a_thread(engine)
     for number in range(count):
         params = offered(engine, number)
         engine.add(f"r{number}", number, params=params)
@@ -99,10 +108,11 @@ def healthy(engine: Engine, count: int) -> None:
     let_go(engine)
 
 
+@pytest.mark.parametrize("threaded", [False, True])
 @pytest.mark.parametrize("which", MODES)
-def test_what_was_offered_is_loaded(standing: Engines, which: str) -> None:
+def test_what_was_offered_is_loaded(standing: Engines, which: str, threaded: bool) -> None:
     """Every load is compared and found right, in each mode and with two KV cache groups."""
-    prove(standing, which, healthy, HOLDS, spec(), count=3)
+    prove(standing, which, healthy, HOLDS, spec(), count=3, threaded=threaded)
 
 
 def flip(number: int, bit: int) -> None:
@@ -121,9 +131,11 @@ def another(number: int, other: int) -> None:
                 STORE[mine, layer] = STORE[theirs, layer].clone()
 
 
-def damaged(engine: Engine, how: str) -> str:
+def damaged(engine: Engine, how: str, threaded: bool = False) -> str:
     """What child x loads is not what was offered, and it reports success. Returns what was logged."""
     said = listen()
+    if threaded:
+        hash_in_a_thread(engine)
     load = {"nothing": Load(copy=None, reports=(1,)), "overwritten": Load(copy=0, garbage=(1,), reports=(1,))}
     scripts(r0=load.get(how, Load()))
     params = offered(engine, 0)
@@ -151,6 +163,13 @@ def test_damage_is_found(standing: Engines, which: str, how: str) -> None:
     """Whatever else stands in the blocks than what was offered: the request is computed, and the cause is told."""
     verdict = prove(standing, which, damaged, HOLDS, spec(), how=how)
     assert "(x: CorruptData: block 0 of" in verdict.facts or "(x: CorruptData: block 1 of" in verdict.facts
+
+
+@pytest.mark.parametrize("which", MODES)
+def test_a_thread_finds_damage_too(standing: Engines, which: str) -> None:
+    """What is too much to be hashed within a step is not loaded until it was."""
+    verdict = prove(standing, which, damaged, HOLDS, spec(), how="the-last-bit", threaded=True)
+    assert "(x: CorruptData: block " in verdict.facts
 
 
 def poisoned(engine: Engine) -> None:
@@ -188,9 +207,23 @@ def test_stock_answers_wrongly(standing: Engines, how: str) -> None:
 
 
 def said_twice(engine: Engine) -> None:
-    """Child x says again and again that it has loaded what is not what was offered."""
+    """Child x says again and again that it has loaded what is not what was offered, before and after it was hashed."""
     scripts(r0=Load(copy=None, reports=tuple(range(1, 100))))
+    hash_in_a_thread(engine)
+    checking.ANSWER_S = 0.0  # nothing is waited for but what hashes
     params = offered(engine, 0)
+    guard, hasher = guard_of(engine), engine.worker.post._reader._hasher
+    engine.run(lambda: guard.liaison.links.offers._entries[params["kvbelay"]["request"]].offer is not None)
+    digests = hasher.digests
+
+    def slowly(*of: Any) -> Any:
+        give_up = time.monotonic() + 20.0
+        while len(STAGE.of("x", "said received", "r0")) < 3 or guard.cases["r0"].answer is None:
+            assert time.monotonic() < give_up
+            time.sleep(0.001)
+        return digests(*of)
+
+    hasher.digests = slowly
     engine.add("r0", 0, params=params)
     engine.finish("r0")
     engine.right()
@@ -347,15 +380,19 @@ def test_a_child_may_be_exempt(standing: Engines) -> None:
 
 
 def dies(engine: Engine) -> None:
-    """The engine that has offered it dies in mid-load; child x, who does not know, reports long after."""
+    """The engine that has offered it dies in mid-load, with its workers; child x, who pulls, does not know, and reports
+    long after.
+    """
     other = Links(Endpoint(listen="tcp://127.0.0.1:0"), engine="prefill")
+    other.offers.writers = (msgspec.structs.replace(this_process(), started=1),)
     other.offers.promise("o", 60.0)
+    other.offers.publish("o", 110, (), (), "a test")
     params = {**PULL, "kvbelay": told(other.source, "o")}
     scripts(r0=Load(copy=None, reports=(400,)))
     engine.add("r0", 0, params=params)
     engine.run(lambda: bool(STAGE.of("x", "start_load_kv")) and engine.waits("r0"))
-    source = other.source
-    engine.run(lambda: guard_of(engine).liaison.links.state(source)[0] is State.UP)
+    case = guard_of(engine).cases["r0"]
+    engine.run(lambda: case.answer is not None)
     other.close()
     engine.finish("r0", steps=300)
     engine.right()

@@ -109,6 +109,11 @@ class Hasher:
         """The same in pieces, on a CPU of some tens of microseconds each, so that the caller can pause or stop."""
         return self._known(group).pieces(blocks, first_token, tokens)
 
+    def nbytes(self, group: int, blocks: int) -> int:
+        """How much is read for so many blocks; of a layout that is not known, nothing."""
+        found = self._groups[group]
+        return 0 if isinstance(found, UnverifiableLayout) else blocks * found.block_nbytes
+
     def wipe(self, group: int, blocks: Sequence[int]) -> None:
         """Set these blocks to zeros, in the order of the device's own work. Raises as `digests`."""
         self._known(group).wipe(blocks)
@@ -130,6 +135,7 @@ class _Group:
         self.blocks = 0 if first is None else int(first.words.shape[0]) // first.ratio
         self._device = torch.device(HOST) if first is None else first.words.device
         self._piece = PIECE if self._device.type == HOST else DEVICE_PIECE
+        self.block_nbytes = 0
         self._layers: list[tuple[int, list[_Cut]]] = []
         keys: list[int] = []
         for name, layout in layers.items():
@@ -138,6 +144,7 @@ class _Group:
             key = (layout.form, layout.ratio)
             table = tables.get(key) or tables.setdefault(key, _Table(layout))
             heads = int(layout.words.shape[1])
+            self.block_nbytes += layout.ratio * layout.words[0].nbytes
             self._layers.append((heads, _cuts(layout, table, self._piece)))
             seed = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
             keys += [signed(seed + head * GOLDEN) for head in range(layout.first_head, layout.first_head + heads)]

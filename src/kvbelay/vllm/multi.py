@@ -59,19 +59,30 @@ INSTEAD: dict[str, Callable[..., Any]] = {
     "bind_connector_metadata": lambda _, __: None,
     "clear_connector_metadata": lambda _: None,
     "get_block_ids_with_load_errors": lambda _: set(),
+    "get_external_cache_hit_sources": lambda guard, *asked: super(MultiConnector, guard).get_external_cache_hit_sources(
+        *asked
+    ),
+    "get_finished": lambda _, __: (None, None),
+    "get_kv_connector_kv_cache_events": lambda _: None,
     "get_kv_connector_stats": lambda _: None,
+    "get_loaded_kv_cache_group_ids": lambda guard, *asked: super(MultiConnector, guard).get_loaded_kv_cache_group_ids(
+        *asked
+    ),
+    "get_mem_pool_context": lambda _: None,
     "get_num_new_matched_tokens": lambda _, __, ___: (0, False),
     "get_transfer_results": lambda _, __: KVConnectorTransferResults(),
     "handle_preemptions": lambda _, __: None,
     "has_pending_push_work": lambda _: False,
     "on_new_request": lambda _, __: None,
     "request_finished_all_groups": lambda _, __, ___: (False, None),
+    "save_kv_layer": lambda _, __, ___, ____: None,
+    "shutdown": lambda _: None,
     "start_load_kv": lambda _, __: None,
     "take_events": lambda _: [],
     "update_connector_output": _update_failed,
-    "update_state_after_alloc": lambda connector, request, _, tokens: (
-        tokens and connector.desk.give_up(request.request_id)
-    ),
+    "update_state_after_alloc": _alloc_failed,
+    "wait_for_layer_load": lambda _, __: None,
+    "wait_for_save": lambda _: None,
 }
 """What the host hears where the guard itself fails. The children's failures never come here."""
 

@@ -1,4 +1,4 @@
-"""Hashes blocks in a thread of its own, so that no step of the engine waits for it."""
+"""Hashes blocks: a few at once, many in a thread of its own, so that no step of the engine waits for long."""
 
 from __future__ import annotations
 
@@ -11,9 +11,13 @@ import torch
 
 from kvbelay.core.boundary import Where, call
 from kvbelay.core.model import Failure
-from kvbelay.vllm.digest import Hasher
+from kvbelay.vllm.digest import HOST, Hasher
 from kvbelay.vllm.readings import Reading, Sums
 
+AT_ONCE_NBYTES = 16 << 20
+"""Of KV in a CPU's memory that are hashed within one step of the engine, in some 5 ms. A thread would need the
+interpreter back after each of its hundreds of operations, and wait for it as often while the engine polls.
+"""
 DIGEST = "digest"
 """The operation, where a failure names one."""
 
@@ -25,21 +29,32 @@ class Reader:
         self._hasher = hasher
         self._device = device
         self._orders: SimpleQueue[tuple[Reading, torch.Event | None] | None] = SimpleQueue()
+        self._ordered = 0
+        """What the thread was given, and `done` has not collected."""
         self._done: deque[tuple[Reading, Sums]] = deque()
         self._thread: threading.Thread | None = None
+        self._at_once: list[tuple[Reading, Sums]] = []
+        self._left_nbytes = AT_ONCE_NBYTES
+        """Of this step."""
 
     def read(self, reading: Reading) -> None:
         """Hash these blocks as they are after all that has been begun on the device by now."""
+        if self._is_little(reading):
+            self._at_once.append((reading, self._said(reading, None)))
+            return
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="kvbelay digest", daemon=True)
             self._thread.start()
+        self._ordered += 1
         self._orders.put((reading, self._mark()))
 
     def done(self) -> list[tuple[Reading, Sums]]:
-        """What has been hashed since the last call."""
-        found = []
+        """What has been hashed since the last call. Once a step."""
+        found, self._at_once = self._at_once, []
+        self._left_nbytes = AT_ONCE_NBYTES
         while self._done:
             found.append(self._done.popleft())
+            self._ordered -= 1
         return found
 
     def wipe(self, reading: Reading) -> None:
@@ -55,9 +70,17 @@ class Reader:
         if thread is not None:
             self._orders.put(None)
 
+    def _is_little(self, reading: Reading) -> bool:
+        """Whether there is time for it in this step. While the thread hashes it has the hasher for itself."""
+        hasher = self._hasher
+        if self._ordered or isinstance(hasher, Failure) or self._device is None or self._device.type != HOST:
+            return False
+        self._left_nbytes -= sum(hasher.nbytes(group, len(run.blocks)) for group, run in enumerate(reading.runs))
+        return self._left_nbytes >= 0
+
     def _mark(self) -> torch.Event | None:
         """A point in the device's own order of things; a CPU has none to wait for."""
-        if self._device is None or self._device.type == "cpu":
+        if self._device is None or self._device.type == HOST:
             return None
         mark = torch.Event(device=self._device)
         mark.record()
@@ -66,8 +89,11 @@ class Reader:
     def _run(self) -> None:
         while (order := self._orders.get()) is not None:
             reading, mark = order
-            said = call(partial(self._sums, reading, mark), Where("", DIGEST, reading.request))
-            self._done.append((reading, Sums(1, unverified=said.detail) if isinstance(said, Failure) else said))
+            self._done.append((reading, self._said(reading, mark)))
+
+    def _said(self, reading: Reading, mark: torch.Event | None) -> Sums:
+        said = call(partial(self._sums, reading, mark), Where("", DIGEST, reading.request))
+        return Sums(1, unverified=said.detail) if isinstance(said, Failure) else said
 
     def _sums(self, reading: Reading, mark: torch.Event | None) -> Sums:
         hasher = self._hasher

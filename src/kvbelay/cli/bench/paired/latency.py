@@ -11,10 +11,9 @@ from statistics import median
 from kvbelay.cli.bench.paired.figures import First, Judged, Steps
 from kvbelay.cli.bench.paired.pair import Pair, Prompt
 
-LENGTHS = (128, 448)
+SAMPLES = {128: 8, 448: 3}
+"""In a round, by length: the shorter, the more they vary beside what is looked for."""
 ROUNDS = 10
-SAMPLES = 3
-"""Of each length in a round."""
 LOADS = 6
 """In a row, while a stream is decoded."""
 STREAM = 256
@@ -32,12 +31,12 @@ def prompt_of(dice: Random, tokens: int) -> Prompt:
 
 def first_tokens(off: Pair, on: Pair, dice: Random, count: Judged, note: Callable[[str], None]) -> list[First]:
     """Both pairs stand frozen, and do so afterwards."""
-    rows = [First(tokens) for tokens in LENGTHS]
+    rows = [First(tokens) for tokens in SAMPLES]
     for index in range(ROUNDS + 1):
         note(f"first tokens of both pairs in turn, {_round(index)}")
-        prompts = {row.tokens: [prompt_of(dice, row.tokens) for _ in range(SAMPLES)] for row in rows}
+        prompts = {row.tokens: [prompt_of(dice, row.tokens) for _ in range(SAMPLES[row.tokens])] for row in rows}
         for pair in (off, on) if index % 2 else (on, off):
-            with running(pair, len(rows) * SAMPLES, dice, count):
+            with running(pair, sum(SAMPLES.values()), dice, count):
                 took = {
                     tokens: median(pair.first_token_s(prompt) for prompt in some) for tokens, some in prompts.items()
                 }
@@ -49,7 +48,7 @@ def first_tokens(off: Pair, on: Pair, dice: Random, count: Judged, note: Callabl
 
 def steps(off: Pair, on: Pair, dice: Random, count: Judged, note: Callable[[str], None]) -> Steps:
     """The same of a stream's steps while others' prompts are loaded."""
-    row = Steps(LENGTHS[-1])
+    row = Steps(max(SAMPLES))
     for index in range(ROUNDS + 1):
         note(f"steps of a stream while others' KV is loaded, {_round(index)}")
         prompts = [prompt_of(dice, row.tokens) for _ in range(LOADS)]
@@ -70,7 +69,7 @@ def running(pair: Pair, loads: int, dice: Random, count: Judged) -> Iterator[Non
     """It alone runs, and of these loads it is counted how many were verified."""
     pair.thaw()
     before = pair.loads()
-    pair.first_token_s(prompt_of(dice, LENGTHS[0]))  # who was frozen is slow at first, and its link may be down
+    pair.first_token_s(prompt_of(dice, min(SAMPLES)))  # who was frozen is slow at first, and its link may be down
     pair.settled(before + 1)
     same = pair.loads("same")
     yield
