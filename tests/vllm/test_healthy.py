@@ -14,8 +14,8 @@ import pytest
 from engine import Child, Engine
 from expect import HOLDS, busy, prove, put_up
 from forks import Engines
+from linked import CHILDREN, MODES, PULL, let_go, spec, value, verified
 from scripts import STAGE, Save, Script
-from test_verified import CHILDREN, MODES, PULL, let_go, spec, value, verified
 from tiny import BLOCK, LONG, PROMPTS, prompt
 
 from kvbelay.vllm import checking
