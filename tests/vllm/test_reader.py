@@ -53,12 +53,14 @@ def hasher() -> Held:
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Reader]]:
-    """Make a reader that hashes so many blocks at once."""
+    """Make a reader that hashes so many blocks in a busy step, and twice as many in an idle one."""
     made: list[Reader] = []
 
     def make(hasher: Hasher | Failure, at_once: int, device: torch.device | None = CPU) -> Reader:
-        monkeypatch.setattr(reader, "AT_ONCE_NBYTES", at_once * BLOCK_NBYTES)
+        monkeypatch.setattr(reader, "BUSY_NBYTES", at_once * BLOCK_NBYTES)
+        monkeypatch.setattr(reader, "IDLE_NBYTES", 2 * at_once * BLOCK_NBYTES)
         made.append(Reader(hasher, device))
+        made[-1].begin(idle=False)
         return made[-1]
 
     yield make
@@ -107,14 +109,17 @@ def test_much_is_hashed_in_a_thread(hasher: Held, opened: Callable[..., Reader])
 
 
 def test_so_much_in_a_step(hasher: Held, opened: Callable[..., Reader]) -> None:
-    """Many little ones of one step are much together; the next step has time again."""
+    """Many little ones of one step are much together; the next step has time again, and more if it is idle."""
     one = opened(hasher, 3)
     for name, blocks in (("a", (1, 2)), ("b", (3,)), ("c", (4,))):
         one.read(reading(name, *blocks))
     assert [name for name, _ in done(one, 3)] == ["a", "b", "c"]
     assert hasher.threads == [HERE, HERE, THREAD]
+    one.begin(idle=False)
     one.read(reading("d", 5, 6))
-    assert hasher.threads[3:] == [HERE]
+    one.begin(idle=True)
+    one.read(reading("e", 1, 2, 3, 4, 5, 6))
+    assert hasher.threads[3:] == [HERE, HERE]
 
 
 def test_one_thread_at_a_time(hasher: Held, opened: Callable[..., Reader]) -> None:
@@ -123,11 +128,13 @@ def test_one_thread_at_a_time(hasher: Held, opened: Callable[..., Reader]) -> No
     hasher.let.clear()
     one.read(reading("much", 1, 2, 3))
     assert one.done() == []
+    one.begin(idle=False)
     one.read(reading("little", 4))
     assert one.done() == []
     hasher.let.set()
     assert [name for name, _ in done(one, 2)] == ["much", "little"]
     assert hasher.threads == [THREAD, THREAD]
+    one.begin(idle=False)
     one.read(reading("again", 4))
     assert hasher.threads[2:] == [HERE]
 

@@ -21,16 +21,16 @@ from tiny import prompt
 from kvbelay.vllm import checking, reader
 
 
-def hash_in_a_thread(engine: Engine) -> None:
+def hash_in_a_thread() -> None:
     """As if whatever is hashed were much."""
-    reader.AT_ONCE_NBYTES = engine.worker.post._reader._left_nbytes = -1
+    reader.BUSY_NBYTES = reader.IDLE_NBYTES = -1
 
 
 def healthy(engine: Engine, count: int, threaded: bool) -> None:
     """What was offered is loaded, and found to be it."""
     scripts()
     if threaded:
-        hash_in_a_thread(engine)
+        hash_in_a_thread()
     for number in range(count):
         params = offered(engine, number)
         engine.add(f"r{number}", number, params=params)
@@ -48,6 +48,32 @@ def healthy(engine: Engine, count: int, threaded: bool) -> None:
 def test_what_was_offered_is_loaded(standing: Engines, which: str, threaded: bool) -> None:
     """Every load is compared and found right, in each mode and with two KV cache groups."""
     prove(standing, which, healthy, HOLDS, spec(), count=3, threaded=threaded)
+
+
+def idle_steps(engine: Engine) -> None:
+    """A request waits for its load, and then computes."""
+    scripts(r0=Load(reports=(20,)))
+    params = offered(engine, 0)
+    metadata, begin = guard_of(engine).metadata, engine.worker.post._reader.begin
+    computes: list[bool] = []
+    idle: list[bool] = []
+
+    def watched(scheduler_output: Any) -> Any:
+        computes.append(bool(scheduler_output.total_num_scheduled_tokens))
+        return metadata(scheduler_output)
+
+    guard_of(engine).metadata = watched
+    engine.worker.post._reader.begin = lambda **step: (idle.append(step["idle"]), begin(**step))
+    engine.add("r0", 0, params=params)
+    engine.finish("r0")
+    assert idle == [not step for step in computes]
+    assert set(idle) == {False, True}
+    let_go(engine)
+
+
+def test_who_waits_has_time(standing: Engines) -> None:
+    """The ranks know which steps compute nothing: there is more time to hash in them."""
+    prove(standing, "guard", idle_steps, HOLDS, spec())
 
 
 def flip(number: int, bit: int) -> None:
@@ -70,7 +96,7 @@ def damaged(engine: Engine, how: str, threaded: bool = False) -> str:
     """What child x loads is not what was offered, and it reports success. Returns what was logged."""
     said = listen()
     if threaded:
-        hash_in_a_thread(engine)
+        hash_in_a_thread()
     load = {"nothing": Load(copy=None, reports=(1,)), "overwritten": Load(copy=0, garbage=(1,), reports=(1,))}
     scripts(r0=load.get(how, Load()))
     params = offered(engine, 0)
@@ -144,7 +170,7 @@ def test_stock_answers_wrongly(standing: Engines, how: str) -> None:
 def said_twice(engine: Engine) -> None:
     """Child x says again and again that it has loaded what is not what was offered, before and after it was hashed."""
     scripts(r0=Load(copy=None, reports=tuple(range(1, 100))))
-    hash_in_a_thread(engine)
+    hash_in_a_thread()
     checking.ANSWER_S = 0.0  # nothing is waited for but what hashes
     params = offered(engine, 0)
     guard, hasher = guard_of(engine), engine.worker.post._reader._hasher

@@ -160,7 +160,7 @@ class Desk:
         self._expire()  # ranks that have nothing to say bring no `update`
         while self._completions.ready:
             self.outbox.pulses.append((self._completions.ready.pop(), Side.LOAD, ""))
-        return self.outbox.take(metas)
+        return self.outbox.take(metas, idle=not host.scheduled(scheduler_output))
 
     # The end of a request
 

@@ -27,6 +27,8 @@ class GuardMetadata(KVConnectorMetadata):
 
     children: dict[str, KVConnectorMetadata] = field(default_factory=dict)
     """A child that is not here has nothing to do in this step, or could not say what."""
+    idle: bool = False
+    """The step computes nothing."""
     orders: tuple[Order, ...] = ()
     blocks: dict[str, frozenset[int]] = field(default_factory=dict)
     """Block ids that an asynchronous load of ``orders`` writes, by request."""

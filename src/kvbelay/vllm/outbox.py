@@ -24,13 +24,14 @@ class Outbox:
             )
         )
 
-    def take(self, children: dict[str, KVConnectorMetadata]) -> GuardMetadata:
-        """All of it, with the children's own metadata."""
+    def take(self, children: dict[str, KVConnectorMetadata], *, idle: bool) -> GuardMetadata:
+        """All of it, with the children's own metadata, for a step that may be idle."""
         loads = self.orders or self.blocks or self.sync or self.pulses or self.fails or self.forget
         if not (loads or self.offered or self.released or self.wipe):
-            return GuardMetadata(children)
+            return GuardMetadata(children, idle)
         step = GuardMetadata(
             children=children,
+            idle=idle,
             orders=tuple(self.orders),
             blocks=self.blocks,
             sync=self.sync,

@@ -92,6 +92,7 @@ class Post:
     def bind(self, meta: object) -> None:
         """A step begins."""
         self.step = step = meta if type(meta) is GuardMetadata else NO_STEP
+        self._reader.begin(idle=step.idle)
         for request, side in step.forget:
             self._forget(request, side)
         now = time.monotonic() if step.orders else 0.0

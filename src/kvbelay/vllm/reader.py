@@ -14,9 +14,11 @@ from kvbelay.core.model import Failure
 from kvbelay.vllm.digest import HOST, Hasher
 from kvbelay.vllm.readings import Reading, Sums
 
-AT_ONCE_NBYTES = 16 << 20
-"""Of KV in a CPU's memory that are hashed within one step of the engine, in some 5 ms. A thread would need the
-interpreter back after each of its hundreds of operations, and wait for it as often while the engine polls.
+BUSY_NBYTES = 4 << 20
+"""Of KV in a CPU's memory that are hashed within one step of an engine that computes: some 1.5 ms."""
+IDLE_NBYTES = 16 << 20
+"""The same where the step computes nothing. A thread would need the interpreter back after each of its hundreds of
+operations, and wait for it as often while the engine polls for its loads.
 """
 DIGEST = "digest"
 """The operation, where a failure names one."""
@@ -34,8 +36,12 @@ class Reader:
         self._done: deque[tuple[Reading, Sums]] = deque()
         self._thread: threading.Thread | None = None
         self._at_once: list[tuple[Reading, Sums]] = []
-        self._left_nbytes = AT_ONCE_NBYTES
-        """Of this step."""
+        self._left_nbytes = 0
+        """Of what this step has time for."""
+
+    def begin(self, *, idle: bool) -> None:
+        """A step begins; ``idle``: it computes nothing."""
+        self._left_nbytes = IDLE_NBYTES if idle else BUSY_NBYTES
 
     def read(self, reading: Reading) -> None:
         """Hash these blocks as they are after all that has been begun on the device by now."""
@@ -49,9 +55,8 @@ class Reader:
         self._orders.put((reading, self._mark()))
 
     def done(self) -> list[tuple[Reading, Sums]]:
-        """What has been hashed since the last call. Once a step."""
+        """What has been hashed since the last call."""
         found, self._at_once = self._at_once, []
-        self._left_nbytes = AT_ONCE_NBYTES
         while self._done:
             found.append(self._done.popleft())
             self._ordered -= 1
