@@ -17,7 +17,7 @@ from kvbelay.vllm.metadata import GuardMetadata
 from kvbelay.vllm.multi import MultiConnector
 
 SCHEDULER = ("arrived", "match", "allocated", "metadata", "update", "finished", "pending", "show")
-WORKER = ("bind", "start_load", "read_offered", "results", "invalid_blocks", "report", "clear", "show")
+WORKER = ("bind", "start_load", "keep_offered", "results", "invalid_blocks", "report", "clear", "show")
 
 
 AT_THE_START = {

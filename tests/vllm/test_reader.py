@@ -53,7 +53,7 @@ def hasher() -> Held:
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Reader]]:
-    """Make a reader that hashes so many blocks in a busy step, and twice as many in an idle one."""
+    """Make a reader that hashes so many blocks in a step, and twice as many in an idle one."""
     made: list[Reader] = []
 
     def make(hasher: Hasher | Failure, at_once: int, device: torch.device | None = CPU) -> Reader:

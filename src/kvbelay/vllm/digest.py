@@ -23,6 +23,7 @@ calling thread. Elsewhere the same in plain elementwise operations; that path ha
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -244,13 +245,14 @@ class _Table:
         """int64 ``[kernel blocks of a block, rows, words of a row]``."""
         self._tokens = (every // values).to(device)
         self._masks: dict[tuple[int, int], torch.Tensor] = {}
-        self._scratch = torch.empty(0, dtype=torch.int64)
+        self._scratch: dict[torch.dtype, torch.Tensor] = {}
 
-    def scratch(self, words: int) -> torch.Tensor:
-        """Memory for so many widened words, the same for all layers."""
-        if len(self._scratch) < words:
-            self._scratch = torch.empty(words, dtype=torch.int64)
-        return self._scratch[:words]
+    def scratch(self, words: int, dtype: torch.dtype) -> torch.Tensor:
+        """Memory for so many words, the same for all layers."""
+        found = self._scratch.get(dtype)
+        if found is None or len(found) < words:
+            found = self._scratch[dtype] = torch.empty(words, dtype=dtype)
+        return found[:words]
 
     def mask(self, first: int, end: int) -> torch.Tensor:
         """Ones where tokens ``first`` to ``end`` of a block stand, shaped as the weights."""
@@ -276,8 +278,10 @@ class _Cut:
         self._weights = table.weights[rows].reshape(-1)
         self.most = most
         """Blocks that go into one operation."""
-        widened = most if words.device.type == HOST else 0
-        self._wide = table.scratch(widened * words[0].numel()).view(widened, *words.shape[1:])
+        shape = (most if words.device.type == HOST else 0, *words.shape[1:])
+        self._wide, self._gathered = (
+            table.scratch(math.prod(shape), dtype).view(shape) for dtype in (torch.int64, words.dtype)
+        )
 
     def add(
         self, into: torch.Tensor, blocks: Sequence[int], index: torch.Tensor, tokens: tuple[int, int] | None
@@ -287,10 +291,15 @@ class _Cut:
         """
         mask = None if tokens is None else self._table.mask(*tokens)[self._rows]
         if self._words.device.type == HOST:
-            for slot, block in enumerate(blocks):  # no gather, which would copy once more
-                words = self._words[block]
-                self._wide[slot].copy_(words if mask is None else words & mask)
-            rows = self._wide[: len(blocks)].view(len(into), -1)
+            wide = self._wide[: len(blocks)]
+            if len(blocks) > 1:
+                gathered = self._gathered[: len(blocks)]
+                torch.index_select(self._words, 0, index, out=gathered)
+                wide.copy_(gathered)
+            else:
+                words = self._words[blocks[0]]
+                wide.copy_(words if mask is None else words & mask)
+            rows = wide.view(len(into), -1)
             if self._begins:
                 torch.mv(rows, self._weights, out=into)
             else:

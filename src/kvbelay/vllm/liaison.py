@@ -48,7 +48,7 @@ class Liaison:
             self.checking.arrived(case)
 
     def offered(self, scheduler_output: Any) -> tuple[Reading, ...]:
-        """What the ranks have to hash at the end of this step."""
+        """What the ranks have to hash after this step."""
         return () if self.offering is None else self.offering.readings(scheduler_output)
 
     def told(self, request_id: str, offering: list[Guarded], blocks: tuple[list[int], ...]) -> Mapping[str, Any]:

@@ -45,7 +45,7 @@ class GuardMetadata(KVConnectorMetadata):
     checks: tuple[Reading, ...] = ()
     """Of loads of ``orders``: what to hash when they are complete."""
     offered: tuple[Reading, ...] = ()
-    """What to hash at the end of this step, since it is offered to other engines."""
+    """What to hash after this step, since it is offered to other engines."""
     wipe: tuple[Reading, ...] = ()
     """Loads that were not what was offered. Somebody else's next block may be one of these, and what stands behind its
     last token is not always harmless: nought times infinity is no number.

@@ -262,7 +262,7 @@ class MultiConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def wait_for_save(self) -> None:
         self.staff.asks["wait_for_save"]()
-        self.post.read_offered()
+        self.post.keep_offered()
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         sent, received, failed = self.post.results(finished_req_ids)

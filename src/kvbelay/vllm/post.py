@@ -56,6 +56,8 @@ class Post:
         """Loads that are compared with what was offered, by child and request."""
         self._being_read: dict[tuple[str, str], Reading] = {}
         """Those of them that the child has reported as complete."""
+        self._offered: list[Reading] = []
+        """What was computed for other engines, and is not hashed yet."""
         self._sums: dict[tuple[str, int], Sums] = {}
         """What was hashed, and the scheduler has not heard of."""
         self._savers: Bound = []
@@ -93,6 +95,7 @@ class Post:
         """A step begins."""
         self.step = step = meta if type(meta) is GuardMetadata else NO_STEP
         self._reader.begin(idle=step.idle)
+        self._read_offered()
         for request, side in step.forget:
             self._forget(request, side)
         now = time.monotonic() if step.orders else 0.0
@@ -151,10 +154,9 @@ class Post:
             (received if report.side is Side.LOAD else sent).add(report.request)
         return sent, received, set(self.step.fails)
 
-    def read_offered(self) -> None:
-        """Hash what this step has computed for other engines."""
-        for reading in self.step.offered:
-            self._reader.read(reading)
+    def keep_offered(self) -> None:
+        """What this step has computed for other engines is hashed in the next one, when the host has answered."""
+        self._offered += self.step.offered
 
     def invalid_blocks(self) -> set[int]:
         """Blocks of this step's synchronous loads that are not good."""
@@ -189,6 +191,11 @@ class Post:
         """A step ends."""
         self.staff.asks["clear_connector_metadata"]()
         self.step = NO_STEP
+
+    def _read_offered(self) -> None:
+        offered, self._offered = self._offered, []
+        for reading in offered:
+            self._reader.read(reading)
 
     def _ask_results(self, finished: set[str]) -> None:
         """Completions, then block errors: asked in the other order, a failed load passes for a good one."""

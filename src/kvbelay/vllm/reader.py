@@ -15,7 +15,7 @@ from kvbelay.vllm.digest import HOST, Hasher
 from kvbelay.vllm.readings import Reading, Sums
 
 BUSY_NBYTES = 4 << 20
-"""Of KV in a CPU's memory that are hashed within one step of an engine that computes: some 1.5 ms."""
+"""Of KV in a CPU's memory that are hashed within one step of an engine that computes: some 2 ms."""
 IDLE_NBYTES = 16 << 20
 """The same where the step computes nothing. A thread would need the interpreter back after each of its hundreds of
 operations, and wait for it as often while the engine polls for its loads.

@@ -11,8 +11,10 @@ from statistics import median
 from kvbelay.cli.bench.paired.figures import First, Judged, Steps
 from kvbelay.cli.bench.paired.pair import Pair, Prompt
 
-SAMPLES = {128: 8, 448: 3}
-"""In a round, by length: the shorter, the more they vary beside what is looked for."""
+SAMPLES = {128: 3, 448: 1}
+"""First tokens in a round, by length of the prompt."""
+FIRST_ROUNDS = 30
+"""Short ones, in turn: within a minute a server's times drift by more than what is looked for."""
 ROUNDS = 10
 LOADS = 6
 """In a row, while a stream is decoded."""
@@ -32,8 +34,8 @@ def prompt_of(dice: Random, tokens: int) -> Prompt:
 def first_tokens(off: Pair, on: Pair, dice: Random, count: Judged, note: Callable[[str], None]) -> list[First]:
     """Both pairs stand frozen, and do so afterwards."""
     rows = [First(tokens) for tokens in SAMPLES]
-    for index in range(ROUNDS + 1):
-        note(f"first tokens of both pairs in turn, {_round(index)}")
+    for index in range(FIRST_ROUNDS + 1):
+        note(f"first tokens of both pairs in turn, {_round(index, FIRST_ROUNDS)}")
         prompts = {row.tokens: [prompt_of(dice, row.tokens) for _ in range(SAMPLES[row.tokens])] for row in rows}
         for pair in (off, on) if index % 2 else (on, off):
             with running(pair, sum(SAMPLES.values()), dice, count):
@@ -50,7 +52,7 @@ def steps(off: Pair, on: Pair, dice: Random, count: Judged, note: Callable[[str]
     """The same of a stream's steps while others' prompts are loaded."""
     row = Steps(max(SAMPLES))
     for index in range(ROUNDS + 1):
-        note(f"steps of a stream while others' KV is loaded, {_round(index)}")
+        note(f"steps of a stream while others' KV is loaded, {_round(index, ROUNDS)}")
         prompts = [prompt_of(dice, row.tokens) for _ in range(LOADS)]
         for pair in (off, on) if index % 2 else (on, off):
             with running(pair, len(prompts), dice, count):
@@ -60,8 +62,8 @@ def steps(off: Pair, on: Pair, dice: Random, count: Judged, note: Callable[[str]
     return row
 
 
-def _round(index: int) -> str:
-    return f"round {index} of {ROUNDS}" if index else "to warm up"
+def _round(index: int, rounds: int) -> str:
+    return f"round {index} of {rounds}" if index else "to warm up"
 
 
 @contextmanager
