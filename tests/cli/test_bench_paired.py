@@ -149,7 +149,7 @@ def test_times() -> None:
     assert [row.tokens for row in rows] == list(latency.SAMPLES)
     assert all(len(row.on_s) == len(row.off_s) == 2 and min(row.on_s + row.off_s) > 0 for row in rows)
     assert len(steps.on_s) == len(steps.off_s) == 2
-    assert count.same == count.loads == 3 * (2 * 2 + latency.LOADS)
+    assert count.same == count.loads == 3 * (sum(latency.SAMPLES.values()) + latency.LOADS)
 
 
 def test_deaths(monkeypatch: pytest.MonkeyPatch) -> None:

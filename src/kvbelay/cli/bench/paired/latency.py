@@ -11,7 +11,7 @@ from statistics import median
 from kvbelay.cli.bench.paired.figures import First, Judged, Steps
 from kvbelay.cli.bench.paired.pair import Pair, Prompt
 
-SAMPLES = {128: 3, 448: 1}
+SAMPLES = {128: 3, 448: 2}
 """First tokens in a round, by length of the prompt."""
 FIRST_ROUNDS = 30
 """Short ones, in turn: within a minute a server's times drift by more than what is looked for."""
