@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 from engine import Child, Engine, Spec, Stuck
 from forks import Case, Engines, Verdict
+from prometheus_client import REGISTRY
 from scripts import STAGE, Script
 
 WHICH = ("stock", "guard", "guard-async", "guard-hybrid")
@@ -63,6 +64,16 @@ def prove(standing: Engines, which: str, case: Case, stock: Stock, spec: Spec = 
         f"{which}: expected {expected}, got {verdict.kind}: {verdict.why}\n{verdict.trace}\n{verdict.log}"
     )
     return verdict
+
+
+def value(series: str, **labels: str) -> float:
+    """The sum of a series over what has these labels."""
+    return sum(
+        sample.value
+        for metric in REGISTRY.collect()
+        for sample in metric.samples
+        if sample.name == f"kvbelay_{series}" and labels.items() <= sample.labels.items()
+    )
 
 
 def crowd(engine: Engine, first: int, last: int, *, new: int = 8) -> list[str]:

@@ -7,8 +7,7 @@ from typing import Any
 
 import msgspec
 from engine import Child, Engine, Spec
-from expect import USUAL, put_up
-from prometheus_client import REGISTRY
+from expect import USUAL, put_up, value
 from scripts import Load, Save, Script
 
 LINK: dict[str, Any] = {"verify": "prefer", "link": {"listen": "tcp://127.0.0.1:0"}, "load_s": 5.0}
@@ -19,16 +18,6 @@ PULL = {"do_remote_prefill": True, "remote_engine_id": "p0"}
 
 def spec(**belay: Any) -> Spec:
     return msgspec.structs.replace(USUAL, children=CHILDREN, prefix_caching=False, stats=True, belay={**LINK, **belay})
-
-
-def value(series: str, **labels: str) -> float:
-    """The sum of a series over what has these labels."""
-    return sum(
-        sample.value
-        for metric in REGISTRY.collect()
-        for sample in metric.samples
-        if sample.name == f"kvbelay_{series}" and labels.items() <= sample.labels.items()
-    )
 
 
 def listen() -> list[str]:

@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 import pytest
 from engine import Child, Engine
-from expect import HOLDS, busy, prove, put_up
+from expect import HOLDS, busy, prove, put_up, value
 from forks import Engines
-from linked import CHILDREN, MODES, PULL, let_go, spec, value, verified
+from linked import CHILDREN, MODES, PULL, let_go, spec, verified
 from scripts import STAGE, Save, Script
 from tiny import BLOCK, LONG, PROMPTS, prompt
 

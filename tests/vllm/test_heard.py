@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 from engine import Engine
-from expect import HOLDS, busy, prove
+from expect import HOLDS, busy, prove, value
 from forks import Engines
-from linked import MODES, PULL, guard_of, let_go, offered, scripts, spec, value
+from linked import MODES, PULL, guard_of, let_go, offered, scripts, spec
 from scripts import STAGE, Load
 
 from kvbelay.errors import ConfigError
@@ -92,6 +92,18 @@ def test_the_first_cause_comes_from_the_other_side(standing: Engines, which: str
     prove(standing, which, fails_meanwhile, HOLDS, spec())
 
 
+def dies_in_mid_load(engine: Engine, other: Links, params: dict[str, Any]) -> None:
+    """Another engine, of whose offer child x loads request r0; which is computed here then."""
+    engine.add("r0", 0, params=params)
+    engine.run(lambda: bool(STAGE.of("x", "start_load_kv")) and engine.waits("r0"))
+    case = guard_of(engine).cases["r0"]
+    engine.run(lambda: case.answer is not None)
+    other.close()
+    engine.finish("r0", steps=300)
+    engine.right()
+    engine.served("r0", "x", 0)
+
+
 def dies(engine: Engine) -> None:
     """The engine that has offered it dies in mid-load, with its workers; child x, who pulls, does not know, and reports
     long after.
@@ -102,14 +114,7 @@ def dies(engine: Engine) -> None:
     other.offers.publish("o", 110, (), (), "a test")
     params = {**PULL, "kvbelay": told(other.source, "o")}
     scripts(r0=Load(copy=None, reports=(400,)))
-    engine.add("r0", 0, params=params)
-    engine.run(lambda: bool(STAGE.of("x", "start_load_kv")) and engine.waits("r0"))
-    case = guard_of(engine).cases["r0"]
-    engine.run(lambda: case.answer is not None)
-    other.close()
-    engine.finish("r0", steps=300)
-    engine.right()
-    engine.served("r0", "x", 0)
+    dies_in_mid_load(engine, other, params)
     assert engine.held(), "child x may still write"
     engine.add("r1", 0, params=params)
     engine.finish("r1")
@@ -138,14 +143,7 @@ def dead_writer(engine: Engine) -> None:
     other.offers.publish("o", 110, (), (), "a test")
     scripts()
     STAGE.frozen.add(("x", "r0"))
-    engine.add("r0", 0, params={**PULL, "kvbelay": told(other.source, "o")})
-    engine.run(lambda: bool(STAGE.of("x", "start_load_kv")) and engine.waits("r0"))
-    case = guard_of(engine).cases["r0"]
-    engine.run(lambda: case.answer is not None)
-    other.close()
-    engine.finish("r0", steps=300)
-    engine.right()
-    engine.served("r0", "x", 0)
+    dies_in_mid_load(engine, other, {**PULL, "kvbelay": told(other.source, "o")})
     engine.add("r1", 1, new=100)
     engine.finish("r1")
     assert engine.held(), "the worker may still write"

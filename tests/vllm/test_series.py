@@ -6,22 +6,12 @@ from typing import Any
 
 import pytest
 from engine import Child, Engine, Spec
-from expect import DEADLINES, HOLDS, busy, prove, put_up
+from expect import DEADLINES, HOLDS, busy, prove, put_up, value
 from forks import Engines
 from prometheus_client import REGISTRY
 from scripts import STAGE, Fault, Load, Phantom, Save, Script
 
 from kvbelay.core.series import COUNTERS, GAUGES, GUARD, HISTOGRAMS, shown
-
-
-def value(series: str, **labels: str) -> float:
-    """The sum of a series over what has these labels."""
-    return sum(
-        sample.value
-        for metric in REGISTRY.collect()
-        for sample in metric.samples
-        if sample.name == f"kvbelay_{series}" and labels.items() <= sample.labels.items()
-    )
 
 
 def failures_and_failover(engine: Engine) -> None:

@@ -12,9 +12,9 @@ import msgspec
 import pytest
 import torch
 from engine import Child, Engine
-from expect import HOLDS, Stock, busy, prove, put_up
+from expect import HOLDS, Stock, busy, prove, put_up, value
 from forks import Engines
-from linked import CHILDREN, MODES, PULL, guard_of, let_go, listen, offered, scripts, spec, value, verified
+from linked import CHILDREN, MODES, PULL, guard_of, let_go, listen, offered, scripts, spec, verified
 from scripts import STAGE, STORE, Load, Script, prefixes
 from tiny import prompt
 

@@ -16,8 +16,8 @@ in several units, and swapped units, go through the finaliser, which is not line
 analogy with a random function, not proven. The weights are fixed, since both sides need the same ones: this finds
 corruption, and is no defence against somebody who wants it to pass.
 
-**What it costs.** On a CPU one widening copy and one product of integers a piece of at most `PIECE` words, all on the
-calling thread. Elsewhere the same in plain elementwise operations; that path has only ever been run on CPUs.
+**What it costs.** On a CPU a gather, a widening copy and a product of integers a piece of at most `PIECE` words, all on
+the calling thread. Elsewhere the same in plain elementwise operations; that path has only ever been run on CPUs.
 """
 
 from __future__ import annotations
