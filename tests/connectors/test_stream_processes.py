@@ -74,15 +74,14 @@ def test_peer_killed_while_idle(rig: Any) -> None:
         assert time.monotonic() - began < 1.0
 
 
-def test_peer_frozen_midway(rig: Any, strike: Any) -> None:
+def test_peer_frozen_midway(rig: Any, strike: Any, freeze: Any) -> None:
     """A frozen peer ends at the deadline; when it thaws nothing lands late, and it serves again."""
     peer = rig.peer(SHAPE)
     reader = rig.open(peers=(peer.tickets[0].peer,))
     part = rig.part(SHAPE)
-    freeze = partial(os.kill, peer.process.pid, signal.SIGSTOP)
     began = time.monotonic()
     with pytest.raises(DeadlineExceeded):
-        reader.get(part.batch, peer.tickets[0], strike(0.6, MIDWAY, freeze))
+        reader.get(part.batch, peer.tickets[0], strike(0.6, MIDWAY, partial(freeze, peer.process.pid)))
     assert 0.6 <= time.monotonic() - began < 5.0
     part.memory.seal()
     os.kill(peer.process.pid, signal.SIGCONT)
@@ -92,10 +91,10 @@ def test_peer_frozen_midway(rig: Any, strike: Any) -> None:
     assert part.memory.intact()
 
 
-def test_frozen_peer_is_not_reached(rig: Any) -> None:
+def test_frozen_peer_is_not_reached(rig: Any, freeze: Any) -> None:
     """Greeting a frozen peer ends at the deadline too."""
     peer = rig.peer(SMALL)
-    os.kill(peer.process.pid, signal.SIGSTOP)
+    freeze(peer.process.pid)
     reader = rig.open(peers=(peer.tickets[0].peer,))
     with pytest.raises(DeadlineExceeded):
         reader.get(rig.part(SMALL).batch, peer.tickets[0], Until(0.15))

@@ -40,15 +40,14 @@ def test_peer_killed_midway(tcp: Any, secured: dict[str, Any], strike: Any) -> N
     assert part.memory.content() != content_of(tcp)
 
 
-def test_peer_frozen_midway(tcp: Any, secured: dict[str, Any], strike: Any) -> None:
+def test_peer_frozen_midway(tcp: Any, secured: dict[str, Any], strike: Any, freeze: Any) -> None:
     """A frozen peer ends at the deadline; when it thaws nothing lands late, and it serves again."""
     peer = tcp.peer(SHAPE, **secured)
     reader = tcp.open(peers=(peer.tickets[0].peer,), **secured)
     part = tcp.part(SHAPE)
-    freeze = partial(os.kill, peer.process.pid, signal.SIGSTOP)
     began = time.monotonic()
     with pytest.raises(DeadlineExceeded):
-        reader.get(part.batch, peer.tickets[0], strike(0.6, MIDWAY, freeze))
+        reader.get(part.batch, peer.tickets[0], strike(0.6, MIDWAY, partial(freeze, peer.process.pid)))
     assert 0.6 <= time.monotonic() - began < 5.0
     part.memory.seal()
     os.kill(peer.process.pid, signal.SIGCONT)
@@ -57,10 +56,10 @@ def test_peer_frozen_midway(tcp: Any, secured: dict[str, Any], strike: Any) -> N
     assert again.memory.content() == content_of(tcp)
 
 
-def test_frozen_before_the_handshake(tcp: Any, secured: dict[str, Any]) -> None:
+def test_frozen_before_the_handshake(tcp: Any, secured: dict[str, Any], freeze: Any) -> None:
     """A peer that is frozen when it is dialled ends at the deadline, too."""
     peer = tcp.peer(SHAPE, **secured)
-    os.kill(peer.process.pid, signal.SIGSTOP)
+    freeze(peer.process.pid)
     began = time.monotonic()
     with pytest.raises(DeadlineExceeded):
         tcp.open(**secured).get(tcp.part(SHAPE).batch, peer.tickets[0], Until(0.3))

@@ -118,14 +118,14 @@ def test_a_stale_reference(rig: Any, near: bool) -> None:
     assert ("its process" if near else "another incarnation answers") in decode.event(Died).cause
 
 
-def test_a_frozen_source_lives(rig: Any, soon: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_frozen_source_lives(rig: Any, soon: Any, freeze: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that stands still is not dead, whether it is connected or called anew; when it goes on, it answers."""
     prefill, decode = rig.other(), rig.engine()
     prefill.offer("first")
     decode.links.want(prefill.source, "first")
     decode.answer("first")
     prefill.offer("second")
-    prefill.signal(signal.SIGSTOP)
+    freeze(prefill.process.pid)
     decode.links.want(prefill.source, "second")
     late = rig.engine("late")
     monkeypatch.setattr("kvbelay.link.line.PATIENCE_S", 0.2)
@@ -161,7 +161,7 @@ def test_cut_off_while_it_lives(rig: Any, soon: Any) -> None:
     soon(lambda: ("kept", "decode") in prefill.freed())
 
 
-def test_who_was_cut_off_still_loads(rig: Any, soon: Any) -> None:
+def test_who_was_cut_off_still_loads(rig: Any, soon: Any, freeze: Any) -> None:
     """While one engine's connection is down, the end of another one's load does not free what both load."""
     prefill = rig.engine("prefill")
     prefill.offer("r")
@@ -170,7 +170,7 @@ def test_who_was_cut_off_still_loads(rig: Any, soon: Any) -> None:
         engine.say("want", prefill.source, "r")
     soon(lambda: len(prefill.claims("r")) == 2)
     soon(lambda: frozen.events("Offer"))
-    frozen.signal(signal.SIGSTOP)
+    freeze(frozen.process.pid)
     prefill.cut()
     soon(lambda: len(other.events("Offer")) == 2)
     other.say("ended", prefill.source, "r", "Cancelled", "")
@@ -198,13 +198,13 @@ def test_a_reader_that_is_killed(rig: Any, soon: Any, near: bool) -> None:
     assert staying.events(Died) == []
 
 
-def test_a_frozen_reader_still_loads(rig: Any, soon: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_frozen_reader_still_loads(rig: Any, soon: Any, freeze: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that stands still may go on, so what it loads is not free, even where its connection ends."""
     prefill, decode = rig.engine("prefill"), rig.other("decode")
     prefill.offer("r")
     decode.say("want", prefill.source, "r")
     soon(lambda: decode.events("Offer"))
-    decode.signal(signal.SIGSTOP)
+    freeze(decode.process.pid)
     monkeypatch.setattr("kvbelay.link.line.PATIENCE_S", 0.2)
     prefill.cut()
     soon(lambda: not len(prefill.links._clients))

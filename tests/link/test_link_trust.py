@@ -41,11 +41,11 @@ def test_deaths(rig: Any, soon: Any, secured: dict[str, Any]) -> None:
     soon(lambda: one.freed() == [("mine", "three")])
 
 
-def test_frozen(rig: Any, soon: Any, secured: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frozen(rig: Any, soon: Any, secured: dict[str, Any], freeze: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that stands still in the middle of a handshake is not dead."""
     prefill, decode = rig.other(**secured), rig.engine(**secured)
     prefill.offer("r")
-    prefill.signal(signal.SIGSTOP)
+    freeze(prefill.process.pid)
     monkeypatch.setattr("kvbelay.link.line.PATIENCE_S", 0.2)
     decode.links.want(prefill.source, "r")
     soon(lambda: decode.links.state(prefill.source)[0] is State.DOWN)

@@ -151,11 +151,11 @@ def test_prefill_killed(frail: Any, alone: Alone) -> None:
     decode.until(moves)
 
 
-def test_prefill_frozen(frail: Any, alone: Alone) -> None:
+def test_prefill_frozen(frail: Any, alone: Alone, freeze: Any) -> None:
     """A source that stands still costs a bounded time, and nothing is left of it when it goes on."""
     prefill, decode = frail
     params = prefill.offer(prompt(30))
-    os.kill(prefill.process.pid, signal.SIGSTOP)
+    freeze(prefill.process.pid)
     try:
         answer = decode.complete(prompt(30), params=params)
     finally:
@@ -165,11 +165,11 @@ def test_prefill_frozen(frail: Any, alone: Alone) -> None:
     decode.until(lambda: decode.metric("kvbelay_serve_free_blocks") == 512)
 
 
-def test_a_client_that_hangs_up_while_kv_moves(frail: Any, alone: Alone) -> None:
+def test_a_client_that_hangs_up_while_kv_moves(frail: Any, alone: Alone, freeze: Any) -> None:
     """The fetch ends with its client, and leaves no block behind."""
     prefill, decode = frail
     params = prefill.offer(prompt(40))
-    os.kill(prefill.process.pid, signal.SIGSTOP)
+    freeze(prefill.process.pid)
     try:
         with pytest.raises(openai.APITimeoutError):
             decode.complete(prompt(40), params=params, timeout=0.3)
