@@ -158,3 +158,17 @@ def test_what_cannot_be_hashed(opened: Callable[..., Reader]) -> None:
     without.read(reading("b", 1))
     ((_, sums),) = done(without, 1)
     assert sums.unverified == cause.detail
+
+
+def test_a_group_that_there_is_not(hasher: Held, opened: Callable[..., Reader]) -> None:
+    """A mistake of whoever asks is a reading without digests, and nothing that a step could fail from."""
+    one = opened(hasher, 3)
+    run = Run(0, TOKENS, (1,))
+    mistaken = Reading("a", 1, (run, run))
+    one.wipe(mistaken)
+    one.read(mistaken)
+    ((_, sums),) = done(one, 1)
+    assert "IndexError" in sums.unverified
+    one.read(reading("b", 2))
+    ((_, sums),) = done(one, 1)
+    assert sums.groups == right(hasher, 2)

@@ -63,11 +63,11 @@ class Reader:
         return found
 
     def wipe(self, reading: Reading) -> None:
-        """Set the blocks to zeros before anything else that is begun from now on."""
-        hasher = self._hasher
-        for group, run in enumerate(reading.runs):
-            if not isinstance(hasher, Failure) and hasher.refusal(group) is None:
-                hasher.wipe(group, run.blocks)
+        """Set the blocks to zeros before anything else that is begun from now on. Of what cannot be, `read` will say
+        why.
+        """
+        if not isinstance(self._hasher, Failure):
+            call(partial(_wipe, self._hasher, reading), Where("", DIGEST, reading.request))
 
     def close(self) -> None:
         """Stop after what was ordered. Idempotent."""
@@ -80,7 +80,10 @@ class Reader:
         hasher = self._hasher
         if self._ordered or isinstance(hasher, Failure) or self._device is None or self._device.type != HOST:
             return False
-        self._left_nbytes -= sum(hasher.nbytes(group, len(run.blocks)) for group, run in enumerate(reading.runs))
+        nbytes = call(partial(_nbytes, hasher, reading), Where("", DIGEST, reading.request))
+        if isinstance(nbytes, Failure):
+            return False
+        self._left_nbytes -= nbytes
         return self._left_nbytes >= 0
 
     def _mark(self) -> torch.Event | None:
@@ -111,3 +114,13 @@ class Reader:
             for group, run in enumerate(reading.runs)
         ]
         return Sums(1, tuple(groups), tuple(hasher.form(group) for group in range(len(groups))))
+
+
+def _nbytes(hasher: Hasher, reading: Reading) -> int:
+    return sum(hasher.nbytes(group, len(run.blocks)) for group, run in enumerate(reading.runs))
+
+
+def _wipe(hasher: Hasher, reading: Reading) -> None:
+    for group, run in enumerate(reading.runs):
+        if hasher.refusal(group) is None:
+            hasher.wipe(group, run.blocks)
