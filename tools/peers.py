@@ -61,7 +61,8 @@ def handshakes(kind: str, source: StreamConnector, peers: int) -> None:
 
     def greet(pool: Pool) -> float:
         began = time.perf_counter()
-        with pool.borrow(peer, 1, Until(WITHIN_S).remaining_s):
+        with pool.borrow(peer, Until(WITHIN_S).remaining_s) as loan:
+            loan.links(1)
             return time.perf_counter() - began
 
     before = resident_nbytes()

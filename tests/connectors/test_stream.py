@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from kvbelay.connectors.spans import CHUNK
-from kvbelay.connectors.stream.frames import Hello, Ping, stripe_nbytes
+from kvbelay.connectors.stream.frames import stripe_nbytes
 from kvbelay.core.model import Ticket
 from kvbelay.errors import (
     Cancelled,
@@ -19,12 +19,10 @@ from kvbelay.errors import (
     ConfigError,
     FingerprintMismatch,
     InvalidBatch,
-    PeerFailed,
     PeerLost,
     ProtocolViolation,
     StoreFull,
 )
-from kvbelay.net.frames import encode
 from kvbelay.runtime.deadline import Until
 
 SMALL = [(3, 256)]
@@ -45,14 +43,16 @@ def published(source: Any, rig: Any, shape: Any, *, index: int = 0, seed: int = 
 
 @pytest.mark.parametrize("connections", [1, 2, 3, 16])
 def test_stripes(rig: Any, connections: int) -> None:
-    """A batch over any number of connections lands whole; each carries a chunk at least."""
+    """A batch over any number of connections lands whole; each carries a chunk at least. Who reads the source's memory
+    needs one.
+    """
     ticket, content, _kept = published(rig.source(), rig, LARGE)
     reader = rig.open(connections=connections)
     part = rig.part(LARGE)
     result = reader.get(part.batch, ticket, within())
     assert part.memory.content() == content
     assert result.landed_digest == result.source_digest == ticket.digest
-    assert len(reader._pool._idle) == min(connections, 4)
+    assert len(reader._pool._idle) == (1 if rig.kind == "near" else min(connections, 4))
 
 
 def test_cuts_may_differ(rig: Any) -> None:
@@ -208,40 +208,6 @@ def test_too_many_batches(rig: Any) -> None:
         published(source, rig, SMALL, index=2)
     source.release(ticket, within())
     published(source, rig, SMALL, index=2)
-
-
-def test_too_many_clients(rig: Any, raw: Any) -> None:
-    """A source that serves as many connections as it may turns the next one away, until one is closed."""
-    source = rig.source(max_clients=2)
-    reader = rig.open(peers=(source.address,))
-    held = [raw(source.address) for _ in range(2)]
-    greeting = encode(Hello(rig.fingerprint, 1))
-    for sock in held:
-        sock.sendall(greeting + encode(Ping())[:3])  # in the middle of a request: not idle
-        sock.recv(1)
-    with pytest.raises(PeerFailed, match="as many clients as it takes are connected"):
-        reader.probe(within())
-    for sock in held:
-        sock.close()
-    until = Until(10.0)
-    while True:
-        try:
-            reader.probe(within())
-            break
-        except (PeerFailed, PeerLost):
-            until.sleep(0.01)
-
-
-def test_idle_clients_make_room(rig: Any) -> None:
-    """Connections that a reader keeps for later do not keep others out, and it comes back without noticing."""
-    source = rig.source(max_clients=2)
-    ticket, content, _kept = published(source, rig, LARGE)
-    readers = [rig.open(), rig.open()]
-    for reader in readers * 3:
-        part = rig.part(LARGE)
-        reader.get(part.batch, ticket, within())
-        assert part.memory.content() == content
-        assert source._server._clients.known <= 2
 
 
 def test_closed(rig: Any) -> None:

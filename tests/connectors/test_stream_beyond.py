@@ -106,7 +106,8 @@ def test_addresses_of_memory_stay_on_the_host(tcp: Any) -> None:
     source, part = tcp.source(), tcp.part([(1, 64)])
     ticket = source.put(part.batch, Until(5.0))
     within = Until(5.0).remaining_s
-    with tcp.open()._pool.borrow(parse(ticket.peer, field="peer"), 1, within) as (link,):
+    with tcp.open()._pool.borrow(parse(ticket.peer, field="peer"), within) as loan:
+        (link,) = loan.links(1)
         link.send(Borrow(number_of(ticket), ticket.batch), within)
         assert link.receive(ANSWER, within) == Placed(0)
 

@@ -52,7 +52,8 @@ def test_a_thousand_peers(tcp: Any, kinds: Any, kind: str) -> None:
     threads, resident = threading.active_count(), resident_nbytes()
 
     def ask(pool: Pool) -> None:
-        with pool.borrow(peer, 1, Until(60.0).remaining_s) as (link,):
+        with pool.borrow(peer, Until(60.0).remaining_s) as loan:
+            (link,) = loan.links(1)
             link.send(Ping(), Until(60.0).remaining_s)
             assert isinstance(link.receive(ANSWER, Until(60.0).remaining_s), Done)
 

@@ -17,6 +17,8 @@ DOOR = 32
 """Most connections whose handshake is under way."""
 GRACE_S = 1.0
 """How long a handshake may take where others wait for its place."""
+ROOM_S = 0.1
+"""How long one that has proved itself waits where nobody is idle: one who was just served is idle in a moment."""
 LEAVE_S = 5.0
 """How long one that has been sent away may take to go; it goes at once, unless the machine stands still."""
 
@@ -71,9 +73,9 @@ class Clients:
         """
         with self._changed:
             if len(self._known) >= self._most:
-                idle = next(iter(self._idle), None)
-                if idle is None:
-                    return False
+                self._changed.wait_for(lambda: self._idle or len(self._known) < self._most or self._closed, ROOM_S)
+            if len(self._known) >= self._most and self._idle:
+                idle = next(iter(self._idle))
                 del self._idle[idle]
                 idle.shutdown()
                 self._changed.wait_for(lambda: len(self._known) < self._most, LEAVE_S)
@@ -87,6 +89,7 @@ class Clients:
         """It asks for nothing at the moment, and may be sent away."""
         with self._changed:
             self._idle[link] = None
+            self._changed.notify_all()
 
     def wake(self, link: Link) -> None:
         """It asks for something."""

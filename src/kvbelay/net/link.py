@@ -44,6 +44,8 @@ class Link:
         """The peer's process, if its memory can be read."""
         self.promised = b""
         """Digest of the hello that the peer's proof covers; empty: its proof covers none."""
+        self.heard = False
+        """Whether it has received a message, since it was last set to False."""
         self._sock = sock
         self._lock = threading.Lock()
 
@@ -77,6 +79,7 @@ class Link:
         """One message of those that the decoder knows; raises `ProtocolViolation` or `UnknownShape` for others."""
         header = bytearray(HEADER.size)
         self.receive_views([memoryview(header)], ask)
+        self.heard = True
         body = bytearray(message_nbytes(header, self.peer))
         if body:
             self.receive_views([memoryview(body)], ask)

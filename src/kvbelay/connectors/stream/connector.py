@@ -7,6 +7,7 @@ import secrets
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Annotated, ClassVar, TypeVar
 
 import msgspec
@@ -30,7 +31,7 @@ from kvbelay.connectors.stream.frames import (
     locator_of,
     number_of,
 )
-from kvbelay.connectors.stream.pool import Pool
+from kvbelay.connectors.stream.pool import Loan, Pool
 from kvbelay.connectors.stream.server import Server
 from kvbelay.connectors.stream.shelf import Shelf
 from kvbelay.connectors.stream.stripes import Stripes, stripes_for
@@ -61,8 +62,8 @@ A = TypeVar("A", Done, Found)
 
 
 class StreamConfig(Endpoint, frozen=True, forbid_unknown_fields=True):
-    """What the configuration may say beyond its `Endpoint`. An address is ``unix:///path``, ``tcp://10.0.0.1:port`` or ``tcp://[fd00::1]:port``;
-    beyond loopback only with a token or TLS. See docs/stream.md.
+    """What the configuration may say beyond its `Endpoint`. An address is ``unix:///path``, ``tcp://10.0.0.1:port`` or
+    ``tcp://[fd00::1]:port``; beyond loopback only with a token or TLS. See docs/stream.md.
     """
 
     peers: tuple[str, ...] = ()
@@ -122,7 +123,7 @@ class StreamConnector:
             for peer in self._peers if ids else ():
                 within.remaining_s()
                 try:
-                    tickets = self._lookup(peer, ids, within)
+                    tickets = self._pool.use(peer, within.remaining_s, partial(self._lookup, peer, ids, within))
                 except KvbelayError as exc:
                     first = first or exc
                     continue
@@ -161,13 +162,16 @@ class StreamConnector:
             views = pieces(batch.spans, writable=True)
             count = stripes_for(nbytes, self._connections)
             ask = within.remaining_s
-            with self._pool.borrow(self._issuer(ticket), count, ask, incarnation=ticket.incarnation) as links:
+
+            def read(loan: Loan) -> bytes:
+                (first,) = loan.links(1)
                 self._check(batch.id)  # after the peer's greeting, which may name the field that differs
                 landed = None
-                if links[0].near:
-                    landed = near.read(links[0], ticket, batch.spans, views, stripes=count, ask=ask, crew=self._crew)
-                if landed is None:
-                    landed = fetch(links, ticket, views, ask=ask, crew=self._crew)
+                if first.near:
+                    landed = near.read(first, ticket, batch.spans, views, stripes=count, ask=ask, crew=self._crew)
+                return landed or fetch(loan.links(count), ticket, views, ask=ask, crew=self._crew)
+
+            landed = self._pool.use(self._issuer(ticket), ask, read, incarnation=ticket.incarnation)
         return BatchResult(nbytes=nbytes, source_digest=ticket.digest, landed_digest=landed)
 
     def release(self, ticket: Ticket, within: Deadline) -> None:
@@ -179,9 +183,13 @@ class StreamConnector:
             if ticket.incarnation == self._incarnation:
                 self._shelf.end(number, cut=True)
                 return
-            with self._pool.borrow(self._issuer(ticket), 1, within.remaining_s) as (link,):
+
+            def release(loan: Loan) -> None:
+                (link,) = loan.links(1)
                 if link.incarnation == ticket.incarnation:  # else it went with the process that issued it
                     _call(link, Release(number), Done, within)
+
+            self._pool.use(self._issuer(ticket), within.remaining_s, release)
 
     def released(self, within: Deadline) -> Sequence[Ticket]:
         with self._named("released"):
@@ -192,8 +200,7 @@ class StreamConnector:
         with self._named("probe"):
             own = () if self._address is None else (self._address,)
             for peer in self._peers or own:
-                with self._pool.borrow(peer, 1, within.remaining_s) as (link,):
-                    _call(link, Ping(), Done, within)
+                self._pool.use(peer, within.remaining_s, lambda loan: _call(loan.links(1)[0], Ping(), Done, within))
 
     def close(self) -> None:
         self._closed.set()
@@ -203,30 +210,30 @@ class StreamConnector:
             self._server.close()
         self._crew.shutdown()
 
-    def _lookup(self, peer: Address, ids: Sequence[BatchId], within: Deadline) -> list[Ticket]:
+    def _lookup(self, peer: Address, ids: Sequence[BatchId], within: Deadline, loan: Loan) -> list[Ticket]:
         tickets: list[Ticket] = []
-        with self._pool.borrow(peer, 1, within.remaining_s) as (link,):
-            for start in range(0, len(ids), MAX_IDS):
-                part = tuple(ids[start : start + MAX_IDS])
-                offers = _call(link, Lookup(part), Found, within).offers
-                if len(offers) > len(part):
-                    msg = f"{peer} found {len(offers)} of {len(part)} batches"
-                    raise ProtocolViolation(msg)
-                tickets += [
-                    Ticket(
-                        child=self._child,
-                        batch=key,
-                        peer=str(peer),
-                        incarnation=link.incarnation,
-                        nbytes=offer.nbytes,
-                        digest=offer.digest,
-                        lease_s=offer.lease_s,
-                        locator=locator_of(offer.ticket),
-                    )
-                    for key, offer in zip(part[: len(offers)], offers, strict=True)
-                ]
-                if len(offers) < len(part):
-                    break
+        (link,) = loan.links(1)
+        for start in range(0, len(ids), MAX_IDS):
+            part = tuple(ids[start : start + MAX_IDS])
+            offers = _call(link, Lookup(part), Found, within).offers
+            if len(offers) > len(part):
+                msg = f"{peer} found {len(offers)} of {len(part)} batches"
+                raise ProtocolViolation(msg)
+            tickets += [
+                Ticket(
+                    child=self._child,
+                    batch=key,
+                    peer=str(peer),
+                    incarnation=link.incarnation,
+                    nbytes=offer.nbytes,
+                    digest=offer.digest,
+                    lease_s=offer.lease_s,
+                    locator=locator_of(offer.ticket),
+                )
+                for key, offer in zip(part[: len(offers)], offers, strict=True)
+            ]
+            if len(offers) < len(part):
+                break
         return tickets
 
     def _issuer(self, ticket: Ticket) -> Address:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 from kvbelay.connectors.stream.answers import expect
 from kvbelay.connectors.stream.frames import Hello
@@ -21,6 +22,22 @@ GREETING_S = 10.0
 """How long a peer may take to accept a connection, prove itself and say hello; calls may allow it less."""
 CLOSE_S = 5.0
 """How long `Pool.close` waits for calls that it has cut off; they end at once, unless the machine stands still."""
+
+T = TypeVar("T")
+
+
+class Loan:
+    """Connections to one peer that somebody has borrowed."""
+
+    def __init__(self, more: Callable[[], Link]) -> None:
+        self._more = more
+        self.taken: list[Link] = []
+
+    def links(self, count: int) -> list[Link]:
+        """The first so many, made where they are not there yet."""
+        while len(self.taken) < count:
+            self.taken.append(self._more())
+        return self.taken[:count]
 
 
 class Pool:
@@ -42,26 +59,38 @@ class Pool:
         self._busy: set[Link] = set()
         self._closed = False
 
-    @contextlib.contextmanager
-    def borrow(self, peer: Address, count: int, ask: Ask, *, incarnation: int | None = None) -> Iterator[list[Link]]:
-        """``count`` connections to the peer, for as long as the block runs; if it raises, they are closed.
+    def use(self, peer: Address, ask: Ask, work: Callable[[Loan], T], *, incarnation: int | None = None) -> T:
+        """What ``work`` makes of connections to the peer, which are closed if it raises. One that was kept may have had
+        to make room for another client at this very moment: where it ends before it has answered, ``work`` is called
+        once more, with new ones.
 
-        Raises `PeerLost` if the peer cannot be reached, `PeerRestarted` if it is not the ``incarnation`` asked for,
-        `AuthenticationFailed` if one side does not prove to the other what it demands,
+        Raises what `borrow` and ``work`` raise.
+        """
+        try:
+            with self.borrow(peer, ask, incarnation=incarnation) as loan:
+                return work(loan)
+        except PeerLost:
+            if all(link.heard for link in loan.taken):
+                raise
+        with self.borrow(peer, ask, incarnation=incarnation, kept=False) as loan:
+            return work(loan)
+
+    @contextlib.contextmanager
+    def borrow(self, peer: Address, ask: Ask, *, incarnation: int | None = None, kept: bool = True) -> Iterator[Loan]:
+        """Connections to the peer, for as long as the block runs; if it raises, they are closed. Without ``kept`` all
+        of them are new.
+
+        `Loan.links` raises `PeerLost` if the peer cannot be reached, `PeerRestarted` if it is not the ``incarnation``
+        asked for, `AuthenticationFailed` if one side does not prove to the other what it demands,
         `FingerprintMismatch` if it holds KV of another model, `Closed` when the pool is closed.
         """
-        links: list[Link] = []
+        loan = Loan(lambda: (kept and self._take(peer, incarnation)) or self._connect(peer, ask, incarnation))
         clean = False
         try:
-            while len(links) < count:
-                links.append(self._take(peer, incarnation) or self._connect(peer, ask))
-                if incarnation not in (None, links[-1].incarnation):
-                    msg = f"{peer} is not the process that issued the ticket any more"
-                    raise PeerRestarted(msg, remedy="ask the new one, or recompute")
-            yield links
+            yield loan
             clean = True
         finally:
-            self._give_back(peer, links, keep=clean)
+            self._give_back(peer, loan.taken, keep=clean)
 
     def close(self) -> None:
         """Close what is idle, cut off what is in use and wait for its users. Idempotent."""
@@ -86,13 +115,14 @@ class Pool:
                     link.close()
                 elif found is None and address == peer and incarnation in (None, link.incarnation):
                     found = link
+                    link.heard = False
                     self._busy.add(link)
                 else:
                     kept.append((address, link))
             self._idle = kept[::-1]
             return found
 
-    def _connect(self, peer: Address, ask: Ask) -> Link:
+    def _connect(self, peer: Address, ask: Ask, incarnation: int | None) -> Link:
         ask = _within(GREETING_S, ask, str(peer))
         link = self._trust.dialled(dial(peer, ask), peer)
         with self._changed:
@@ -102,6 +132,9 @@ class Pool:
         with contextlib.ExitStack() as unless_done:
             unless_done.callback(self._give_back, peer, [link], keep=False)
             self._greet(link, ask)
+            if incarnation not in (None, link.incarnation):
+                msg = f"{peer} is not the process that issued the ticket any more"
+                raise PeerRestarted(msg, remedy="ask the new one, or recompute")
             unless_done.pop_all()
         return link
 

@@ -46,6 +46,8 @@ PATIENCE_S = 5.0
 """How long a client may take to prove itself and say hello, to finish a message that it began, or to take an answer."""
 PACE = float(1 << 20)
 """Bytes a second. Slower, a stripe of 1 GiB would be held for hours, were its lease as long."""
+NEW_S = 1.0
+"""How long one that has come may take to ask something; after that it makes room for others."""
 _log = logging.getLogger(__name__)
 
 
@@ -103,11 +105,14 @@ class Server:
         try:
             if not self._greet(link):
                 return
+            wait_s = NEW_S
             while True:
-                self._clients.rest(link)
-                link.wait(None)
-                self._clients.wake(link)
+                if not link.wait(wait_s):
+                    self._clients.rest(link)
+                    link.wait(None)
+                    self._clients.wake(link)
                 self._answer(link, link.receive(REQUEST, self._limit()))
+                wait_s = 0.0
         except DeadlineExceeded as exc:
             self._say("connector %r cuts off a connection: %s%s", exc)
             link.abort()
