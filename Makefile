@@ -49,7 +49,7 @@ APT = $(SUDO) apt-get -q update && $(SUDO) apt-get -q install -y
 
 test: $(VENV)/installed ## Run all tests: without vLLM, on the built wheel, and on the real engine
 	command -v promtool > /dev/null || { $(APT) --no-install-recommends prometheus; }
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 3 --dist loadfile
 	$(MAKE) test-wheel
 	$(MAKE) test-vllm
 
