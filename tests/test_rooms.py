@@ -61,6 +61,7 @@ ROOMS = {
         ("msgspec", "prometheus_client"),
     ),
     "kvbelay.doctor": Room(("kvbelay.core.boundary", "kvbelay.core.model", "kvbelay.errors")),
+    "kvbelay.__main__": Room(("kvbelay.cli",), ()),
     "kvbelay.cli": Room((ANY,), ("msgspec", "click", "rich", "matplotlib", "numpy", "tomli", "uvloop")),
     "kvbelay.cli.bench.hosted": Room((ANY,), ("msgspec", "vllm", "torch")),
 }

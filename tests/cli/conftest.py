@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-KVBELAY = (sys.executable, "-m", "kvbelay.cli.main")
+KVBELAY = (sys.executable, "-m", "kvbelay")
 PATIENCE_S = 60.0
 
 

@@ -245,7 +245,7 @@ if sys.version_info >= (3, 11):
     def test_the_current_directory_does_not_matter(start: Any, tmp_path: Path) -> None:
         """A file of the user's that is called like a module of Python's is not imported by the processes."""
         (tmp_path / "random.py").write_text("raise SystemExit('imported')", encoding="utf-8")
-        command = (sys.executable, "-P", "-m", "kvbelay.cli.main")
+        command = (sys.executable, "-P", "-m", "kvbelay")
         run = start("demo", "--model", "tiny", "--faults", "none", "--requests", "1", command=command, cwd=tmp_path)
         said, errors = run.end()
         assert (run.process.returncode, errors) == (0, "")

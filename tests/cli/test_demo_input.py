@@ -261,7 +261,7 @@ def test_help_has_examples(run: Run) -> None:
     assert all(len(line) <= 80 for line in ended.said.splitlines())
 
 
-KVBELAY = (sys.executable, "-m", "kvbelay.cli.main")
+KVBELAY = (sys.executable, "-m", "kvbelay")
 SMALL = ("demo", "--model", "tiny", "--faults", "none", "--requests", "1")
 WITHOUT = "import sys; sys.modules[{module!r}] = None; from kvbelay.cli.main import main; main()"
 

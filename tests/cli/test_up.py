@@ -166,7 +166,7 @@ def test_the_port_is_taken(start: Any) -> None:
 def test_on_a_terminal(tmp_path: Path) -> None:
     """A terminal shows what is waited for in a line that moves, and Ctrl-C there is heard once by each who must."""
     terminal, inner = pty.openpty()
-    command = [sys.executable, "-m", "kvbelay.cli.main", *TINY, "--logs", str(tmp_path)]
+    command = [sys.executable, "-m", "kvbelay", *TINY, "--logs", str(tmp_path)]
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
     with subprocess.Popen(
         command, stdin=inner, stdout=inner, stderr=inner, env=environment, start_new_session=True

@@ -17,7 +17,7 @@ import pytest
 import kvbelay
 
 TEMPLATE = Path(__file__).resolve().parents[2] / "examples" / "connector-template"
-MODULES = {"kvbelay": ("kvbelay.cli.main",), "pytest": ("pytest", "-p", "no:cacheprovider")}
+MODULES = {"kvbelay": ("kvbelay",), "pytest": ("pytest", "-p", "no:cacheprovider")}
 """The commands that a page may show, and how they are run here."""
 
 

@@ -120,7 +120,7 @@ def test_an_orderly_end(number: signal.Signals, tmp_path: Path) -> None:
         await d.start()
         written(file, d)
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "kvbelay.cli.main", "route", "--config", str(file), "--port", "0"),
+            *(sys.executable, "-m", "kvbelay", "route", "--config", str(file), "--port", "0"),
             stderr=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )

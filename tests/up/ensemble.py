@@ -27,7 +27,7 @@ class Up(contextlib.AbstractContextManager["Up"]):
     def __init__(self, folder: Path, *arguments: str) -> None:
         self._folder = folder
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "kvbelay.cli.main", "up", "--port", "0", "--logs", str(folder), *arguments],
+            [sys.executable, "-m", "kvbelay", "up", "--port", "0", "--logs", str(folder), *arguments],
             stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,

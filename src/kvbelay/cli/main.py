@@ -91,7 +91,3 @@ def _silence() -> None:
     """Let nothing more go to standard output: what it did not take would be offered to it again at the very end."""
     with Path(os.devnull).open("wb") as nowhere:
         os.dup2(nowhere.fileno(), 1)
-
-
-if __name__ == "__main__":
-    main()

@@ -21,7 +21,7 @@ from kvbelay.cli.up.process import Process, Server, end_all, words
 from kvbelay.cli.up.warden import Warden
 from kvbelay.errors import ConfigError, DeadlineExceeded, PeerLost
 
-ROUTE = (sys.executable, "-m", "kvbelay.cli.main", "route")
+ROUTE = (sys.executable, "-m", "kvbelay", "route")
 LOOK_S = 0.2
 """How often we look whether all of them live."""
 PATIENCE_S = {"reference": 4.0, "vllm": 8.0}

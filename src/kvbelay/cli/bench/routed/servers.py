@@ -71,7 +71,7 @@ def nginx_there() -> str | None:
 def router(prefill: int, decode: int) -> Iterator[Server]:
     """``kvbelay route`` between these ports."""
     port = _free_port()
-    command = [sys.executable, "-m", "kvbelay.cli.main", "route", "--port", str(port)]
+    command = [sys.executable, "-m", "kvbelay", "route", "--port", str(port)]
     command += ["--prefill", f"http://{LOOPBACK}:{prefill}", "--decode", f"http://{LOOPBACK}:{decode}"]
     with TemporaryDirectory(prefix="kvbelay-") as folder, _running(command, port, Path(folder) / "log") as server:
         yield server
