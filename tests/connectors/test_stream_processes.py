@@ -17,7 +17,7 @@ from kvbelay.runtime.deadline import Until
 SHAPE = [(512, 64 * 1024)]
 """32 MiB: far more than the sockets' buffers hold, so that a peer struck early still owes most of it."""
 MIDWAY = 26
-"""Asked so often, a get that begins with two greetings has landed about ten of its 32 chunks."""
+"""Asked so often, a get has greeted its peer, and landed some of its 32 chunks and far from all."""
 SMALL = [(3, 256)]
 
 
